@@ -1,7 +1,7 @@
-"""The rows of a `Batcher` on the device: reading contexts into pages and decoding chunks.
+"""The rows of a `Batcher` on the device: prefilling contexts into pages and decoding chunks.
 
-The device holds the pages and nothing else; what a row is comes with every call. So rows change places, and their
-number, without anything being moved.
+The device holds only the pages. The state of the rows is passed with every call, so rows can change places, and their
+number can change, without moving data.
 """
 
 from __future__ import annotations
@@ -26,22 +26,29 @@ from marl_jax.sampling.requests import Memory, Request, Sample, Usage
 from marl_jax.sampling.slots import Slots
 from models.blockwise import BLOCK
 
-LINE = {"gpu": 64, "tpu": 128, "cpu": 32}  # tokens of a line
-LINES = {"gpu": (16, 128), "tpu": (8, 64), "cpu": (1, 8)}  # lines that are read together: when few wait, and many
-MANY = 16  # rows are many when they are this part of the batch
-PAIRS = 64  # pages that are copied, or wiped, by one call
+LINE = {"gpu": 64, "tpu": 128, "cpu": 32}  # tokens per line
+LINES = {"gpu": (16, 128), "tpu": (8, 64), "cpu": (1, 8)}  # lines per prefill batch, for low and high load
+MANY = 16  # waiting rows are many if they exceed 1/16 of the batch
+PAIRS = 64  # pages that one call copies or clears
 
 Finished = list[tuple[Sample, str]]
 Begun = tuple[Sequence[np.ndarray], Callable[[], tuple]]
-"""The rows of each part that decode, and what waits for the pages, the new tokens and the seconds of the chunk."""
+"""Decoding rows of each part, and a function that returns the pages, the new tokens and the duration of the chunk."""
 
 
 class BatchRows:
-    """Up to `rows` samples in `pages` pages of `size` tokens; reading and decoding return those that have finished.
+    """Up to `rows` samples that share a pool of pages.
 
-    longest  tokens of the longest context
-    chunk    steps between two looks from the host
-    fixed    all programs have one shape, and nothing that a sample gets depends on the others, to the last bit
+    Args:
+        engine: The model.
+        rows: Maximum number of samples that decode together.
+        longest: Maximum number of tokens of a context.
+        pages: Number of pages.
+        size: Tokens per page.
+        chunk: Decoding steps per chunk.
+        tokenizer: Needed for stop strings only.
+        fixed: Whether all programs have one shape, so that a sample's result does not depend on others, bit for bit.
+        usage: Counters to update.
     """
 
     def __init__(
@@ -51,7 +58,8 @@ class BatchRows:
         self.engine, self.rows, self.chunk, self.size, self.usage = engine, rows, chunk, size, usage
         self.tokenizer, self.fixed = tokenizer, fixed
         n = engine.row_multiple
-        self.width = round_up(-(-longest // size), max(BLOCK // size, 1))  # of a table: whole blocks, see `blockwise`
+        # Columns of a page table, in complete blocks of `models.blockwise`.
+        self.width = round_up(-(-longest // size), max(BLOCK // size, 1))
         self.parts = []
         for i in range(n):
             pool = PagePool(i * (pages // n), pages // n, size)
@@ -63,25 +71,26 @@ class BatchRows:
         self._line_counts = tuple(sorted({round_up(count, n) for count in few_many[1 if fixed else 0 :]}))
         self._row_counts = [rows] if fixed else _row_counts(rows, n)
         self._compiled: CompiledPrograms | None = None
-        self._called: set[tuple] = set()  # keys of programs that compiled in their first call
+        self._called: set[tuple] = set()  # keys of programs that were compiled by their first call
         self.compile_clock = CompileClock()
         self._begun: Begun | None = None
-        self._since: float | None = None  # when the device was given the first program of a chunk
+        self._since: float | None = None  # time at which the first program of a chunk was started
         self._bound: Sequence[np.ndarray] = ()
 
     # Samples
 
     @property
     def active(self) -> list[Sample]:
-        """The samples that have a row."""
+        """Samples that have a row."""
         return [sample for part in self.parts for sample in part.active]
 
     @property
     def free(self) -> int:
+        """Number of free rows."""
         return sum(part.slots.free for part in self.parts)
 
     def place(self, sample: Sample) -> bool:
-        """Gives a sample a row and pages; False if there is no room for it now."""
+        """Assign a row and pages to a sample; return False if none are free."""
         parts = [part for part in self.parts if part.slots.free]
         if len(parts) > 1:
             policy, tokens = sample.request.policy, sample.context[:-1]
@@ -89,27 +98,27 @@ class BatchRows:
         return any(part.place(sample) for part in parts)
 
     def release(self, sample: Sample) -> None:
-        """Takes the row from a sample."""
+        """Free the row of a sample."""
         next(part for part in self.parts if sample in part.slots.samples).release(sample)
 
     def close(self, request: Request) -> None:
-        """No further sample will continue the context of this request."""
+        """Release a request's context, which no further sample will continue."""
         for part in self.parts:
             part.close(request)
 
     def forget(self, policy: int) -> list[Sample]:
-        """Lets go of everything that a policy has read; returns its samples, which have no row any more."""
+        """Drop the cached contexts of a policy, and return its samples, which lose their rows."""
         return [sample for part in self.parts for sample in part.forget(policy)]
 
     def take_preempted(self) -> list[Sample]:
-        """Samples that lost their row since the last call."""
-        found = [sample for part in self.parts for sample in part.preempted]
+        """Return the samples that have lost their rows since the last call."""
+        samples = [sample for part in self.parts for sample in part.preempted]
         for part in self.parts:
             part.preempted = []
-        return found
+        return samples
 
     def catch_up(self) -> None:
-        """Hands new tokens to the requests that are watched, and gives up the pages of rows that have ended."""
+        """Pass new tokens to watched requests, and release the pages of finished rows."""
         for part in self.parts:
             for slot, sample in enumerate(part.slots.samples):
                 if sample is not None and sample.request.on_tokens is not None:
@@ -117,16 +126,16 @@ class BatchRows:
             part.settle()
 
     def memory(self) -> Memory:
-        """What pages hold now."""
-        found = [part.memory() for part in self.parts]
-        return Memory(*(sum(getattr(m, name) for m in found) for name in ("tokens", "slots", "total")))
+        """Return the present use of the pages."""
+        memories = [part.memory() for part in self.parts]
+        return Memory(*(sum(getattr(m, name) for m in memories) for name in ("tokens", "slots", "total")))
 
-    # Reading
+    # Prefill
 
     def read(self) -> None:
-        """Reads what samples wait for: one batch of lines, and more while many of the rows wait.
+        """Prefill one batch of lines, and more while many rows are waiting.
 
-        So a long prompt stalls the rows that decode for one batch at a time, and idle rows are filled quickly.
+        A long prompt thus delays decoding by one batch at a time, while idle rows are filled quickly.
         """
         self._run_pairs("_wipe_pages", [[(page,) for page in part.pool.spoilt] for part in self.parts])
         for part in self.parts:
@@ -138,13 +147,14 @@ class BatchRows:
             lines = [part.lines(share, self.line) for part in self.parts]
             if any(lines):
                 self._run_lines(lines, count)
-            ready = sum(int(part.slots.ready.sum()) for part in self.parts)
-            waiting = self.rows - self.free - ready
-            if not any(lines) or waiting <= min(ready, max(self.rows // MANY, 1)):
+            decoding = sum(int(part.slots.ready.sum()) for part in self.parts)
+            waiting = self.rows - self.free - decoding
+            if not any(lines) or waiting <= min(decoding, max(self.rows // MANY, 1)):
                 break
         self._run_pairs("_copy_pages", [part.copies() for part in self.parts])
 
     def _run_lines(self, lines: list[list[Line]], count: int):
+        """Prefill the lines of each part, padded to `count` lines."""
         batch = Lines(
             np.zeros((count, self.line), np.int32), np.zeros((count,), np.int32), np.zeros((count,), np.int32),
             self._empty_table(count), np.zeros((count,), np.int32),
@@ -159,7 +169,7 @@ class BatchRows:
         self.pages = run(self.engine.weights, self.pages, batch)
 
     def _run_pairs(self, program: str, pairs: Sequence[Sequence[tuple[int, ...]]]):
-        """Runs a program over tuples of pages of each part, as many at once as it takes."""
+        """Run a program over tuples of pages of each part, `PAIRS` per call."""
         while any(pairs):
             columns = len(next(p for p in pairs if p)[0])
             batch = np.full((columns, len(self.parts), PAIRS), len(self.parts) * self.parts[0].pool.count, np.int32)
@@ -171,16 +181,20 @@ class BatchRows:
             pairs = [own[PAIRS:] for own in pairs]
 
     def _empty_table(self, count: int) -> np.ndarray:
-        """A table whose lines name a page of their own part, which is never attended to."""
+        """Return a page table of padding; it refers to a page of the same part."""
         firsts = np.asarray([part.pool.first for part in self.parts], np.int32)
         return np.repeat(firsts, count // len(self.parts))[:, None].repeat(self.width, axis=1)
 
     # Decoding
 
     def begin(self, device: Executor | None = None) -> Future | None:
-        """Begins a chunk for every sample whose context has been read, and one step for those with a constraint.
+        """Start a chunk for every prefilled sample, and one step for those with a constraint.
 
-        device  a thread that the chunk is given to, which is returned; None: `finish` decodes it, in the caller's
+        Args:
+            device: A thread that decodes the chunk; None to decode in `finish`.
+
+        Returns:
+            A future of the chunk if it was submitted to `device`, otherwise None.
         """
         going = [part.grow() for part in self.parts]
         bound = [part.slots.bound[slots] for part, slots in zip(self.parts, going, strict=True)]
@@ -195,14 +209,14 @@ class BatchRows:
         return chunk
 
     def finish(self) -> Finished:
-        """Waits for what `begin` has begun."""
+        """Wait for the chunk of `begin` and return the samples that have finished."""
         begun, self._begun = self._begun, None
         finished = [] if begun is None else self._collect(*begun)
         constrained = self._chunk(self._bound, 1)
         return finished + ([] if constrained is None else self._collect(*constrained))
 
     def _chunk(self, going: Sequence[np.ndarray], steps: int) -> Begun | None:
-        """Up to `steps` tokens for these rows of each part; None where there are no rows."""
+        """Prepare up to `steps` decoding steps for these rows of each part; None without rows."""
         most = max(map(len, going))
         if not most:
             return None
@@ -215,25 +229,26 @@ class BatchRows:
 
         def decode_chunk():
             started = since or time.perf_counter()
-            kept, new = run(weights, pages, rows)  # the loop of a chunk keeps a thread here, before there is a result
+            kept, new = run(weights, pages, rows)  # blocks this thread while the chunk decodes
             return kept, jax.device_get(new), time.perf_counter() - started
 
         return going, decode_chunk
 
     def _collect(self, going: Sequence[np.ndarray], result: Callable) -> Finished:
-        """Waits for a chunk, hands out new tokens and frees the rows that are done."""
+        """Wait for a chunk, record its tokens and free the rows that have finished."""
         self.pages, (*new, taken), seconds = result()
         count = len(new[0])
         self.usage.device += seconds
         self.usage.slots += count * int(taken)
         share = count // len(self.parts)
         return [
-            found
+            finished
             for d, (part, slots) in enumerate(zip(self.parts, going, strict=True))
-            for found in self._advance(part, slots, *(x[d * share : d * share + len(slots)] for x in new))
+            for finished in self._advance(part, slots, *(x[d * share : d * share + len(slots)] for x in new))
         ]
 
     def _row_batch(self, going: Sequence[np.ndarray], count: int) -> RowBatch[np.ndarray]:
+        """Build the batch of rows that decode, padded to `count`."""
         pairs = list(zip((part.slots for part in self.parts), going, strict=True))
         stops = max(slots.stops(own) for slots, own in pairs)
         filters = any(slots.filters(own) for slots, own in pairs)
@@ -246,7 +261,7 @@ class BatchRows:
         return batches[0] if len(batches) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *batches)
 
     def _advance(self, part: Part, slots: np.ndarray, tokens, logps, written, finish) -> Finished:
-        """New tokens of the rows of one part; those that are done have no row any more."""
+        """Record new tokens of one part and free the rows that have finished."""
         before = int(part.slots.written[slots].sum())
         part.slots.advance(slots, tokens, logps, written)
         part.slots.advance_constraints(slots, tokens, written)
@@ -264,7 +279,7 @@ class BatchRows:
     # Programs
 
     def compile(self) -> None:
-        """Begins to compile every program that plain requests need, beside the work."""
+        """Start compiling all programs that plain requests need, in the background."""
         weights, pages, jobs = self.engine.weights, self.pages, {}
         for count in self._line_counts:
             zeros = np.zeros((count,), np.int32)
@@ -277,17 +292,17 @@ class BatchRows:
         decodes = list(jobs)[len(reads) :]
         pairs = np.zeros((len(self.parts), PAIRS), np.int32)
         jobs["_copy_pages",] = self.engine._copy_pages, (pages, pairs, pairs)
-        # What one request needs, then what many need, then the sizes between.
+        # First the programs for one request, then those for many, then the sizes in between.
         order = dict.fromkeys([reads[0], decodes[0], ("_copy_pages",), decodes[-1], reads[-1], *decodes])
         self._compiled = CompiledPrograms([(key, jobs[key][0], jax.tree.map(_shape, jobs[key][1])) for key in order])
 
     def stop_compiling(self) -> None:
-        """Gives up what has not been begun."""
+        """Cancel compilations that have not been started."""
         if self._compiled is not None:
             self._compiled.close()
 
     def wait(self) -> None:
-        """Returns when everything is compiled."""
+        """Wait until all programs are compiled."""
         if self._compiled is not None:
             self._compiled.wait()
 
@@ -312,21 +327,25 @@ class BatchRows:
         return first_call
 
     def _decode_lazily(self, weights, pages, rows, steps):
+        """Call the decoding program, which compiles on first use."""
         return self.engine._decode_rows(weights, pages, rows, steps)
 
 
 def _row_counts(rows: int, multiple: int) -> list[int]:
-    """The sizes that a batch can have, smallest first: halves down to an eighth, and sizes between for many rows."""
+    """Return the possible batch sizes in increasing order.
+
+    These are fractions of `rows` down to an eighth, with more sizes in between for large batches.
+    """
     shares = (8, 4, 2, 1) if rows < 64 else (8, 4, 8 / 3, 2, 4 / 3, 1)
     counts = {int(rows / share) for share in shares if rows / share == int(rows / share)}
     return sorted(n for n in counts if n >= multiple and n % multiple == 0)
 
 
 def _shape(x):
-    """An array as what a program can be compiled for."""
+    """Return the shape, dtype and sharding of an array, for compilation."""
     if not hasattr(x, "shape"):
         return x
-    placed = isinstance(x, jax.Array) and x.committed  # the others go where the program is
+    placed = isinstance(x, jax.Array) and x.committed  # others are placed by the program
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if placed else None)
 
 
@@ -337,14 +356,14 @@ def _decode_key(count: int, rows: RowBatch[np.ndarray]) -> tuple:
 
 
 def _with_allowed(batch: RowBatch[np.ndarray], vocab: int) -> RowBatch[np.ndarray]:
-    """The batch with a mask of tokens that may come, whether one of its rows needs it or not."""
+    """Add a mask of allowed tokens if the batch has none."""
     if batch.allowed is not None:
         return batch
     return dataclasses.replace(batch, allowed=np.ones((len(batch.token), vocab), bool))
 
 
 def _with_seen(batch: RowBatch[np.ndarray], vocab: int) -> RowBatch[np.ndarray]:
-    """The batch with a mask of tokens that were seen, whether one of its rows needs it or not."""
+    """Add a mask of seen tokens if the batch has none."""
     assert batch.filters is not None
     if batch.filters.seen is not None:
         return batch

@@ -1,4 +1,4 @@
-"""How the requests of a batch are answered, as arrays."""
+"""Sampling settings of a batch as arrays."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from marl_jax.sampling.settings import Sampling, stop_width
 
 @jax.jit
 def row_keys(seeds: jax.Array) -> jax.Array:
-    """One PRNG key per row from its seed: the seed alone decides, not the slot."""
+    """Return one PRNG key per row, which depends on the row's seed only."""
     return jax.vmap(jax.random.key)(seeds)
 
 
 def settings_for(
     requests: Sequence[Sampling], batch: int, prompts: Sequence[Sequence[int]] | None = None, vocab: int = 0
 ) -> decode.Settings:
-    """Settings of a batch; rows beyond the requests have a budget of zero and never start.
+    """Build the settings of a batch; rows beyond the requests have a budget of zero.
 
-    prompts  what each row has read, for the repetition penalty; None where the rows know it themselves
+    Args:
+        requests: Settings of each request.
+        batch: Number of rows.
+        prompts: Tokens of each row so far, for the repetition penalty.
+        vocab: Size of the vocabulary, needed with `prompts`.
     """
     stop_ids = np.full((batch, max((stop_width(r) for r in requests), default=4)), -1, np.int32)
     for row, request in zip(stop_ids, requests, strict=False):

@@ -1,16 +1,16 @@
-"""Continuous batching: requests come one by one, rows that finish are refilled between chunks of decoding.
+"""Continuous batching: rows that finish are refilled with new requests between decoding chunks.
 
-The rows share one pool of pages. A row holds what it has read and written, and pages for the next chunk; contexts that
-several requests begin with, the samples of one request and later turns of a conversation are read once and shared.
-Prompts are read in lines of a fixed width between chunks, so that a long one stalls nobody. When pages run out, the
-sample that came last gives its row up and is read again later. When few rows have work, a smaller batch decodes.
+The rows share one pool of KV cache pages. A row holds the pages of its context and of the next chunk. Common prefixes
+of requests, the samples of one request and later turns of a conversation share pages and are prefilled once. Prompts
+are prefilled in lines of a fixed width between chunks, so that a long prompt does not stall others. When pages run out,
+the most recent sample is preempted and prefilled again later. When few rows are active, a smaller batch decodes.
 
-What a request gets depends on its prompt, its seed and the weights only. How exactly: a matrix product may round
-differently for another number of rows, what was decoded may round differently from what was read, and without
-`fixed_shapes` both follow the load. Then answers are equal up to rounding (1e-6 in the log-probs of a float32 model on
-the CPU), which in rare cases changes a sampled token. With `fixed_shapes` they are equal bit for bit, whatever else is
-there, in whichever order it came and however short memory is, for the same `rows` and machine. Updates in flight end
-this promise: when they happen depends on the time.
+The result of a request depends only on its prompt, its seed and the weights. How exactly this holds depends on
+`fixed_shapes`. Without it, batch shapes follow the load. Matrix products may then round differently for another number
+of rows, and decoded tokens differently from prefilled ones. Results are equal up to rounding (1e-6 in the log-probs of
+a float32 model on the CPU), which in rare cases changes a sampled token. With it, they are equal bit for bit for the
+same `rows` and machine, regardless of other requests, their order and memory pressure. In-flight weight updates are
+excepted, since their timing varies.
 """
 
 from __future__ import annotations
@@ -32,28 +32,30 @@ from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.requests import Memory, OnTokens, Request, Sample, Usage, samples_of
 from marl_jax.sampling.settings import Sampling
 
-MEMORY_FRAC = 0.3  # of a device's memory, for pages
+MEMORY_FRAC = 0.3  # fraction of a device's memory for pages
 
 
 class Batcher:
-    """`submit` requests, `run` until all are answered, or `step` and take `results` as they come.
+    """Serves requests of one model: `submit` them, then call `run` or `step`.
 
-    A step is `begin` and `finish`; between the two the device decodes, and the host is free for other things.
+    A step is `begin` and `finish`; in between the device decodes, and the host is free for other work. A batcher
+    belongs to one thread; `BatcherThread` serves requests from others.
 
-    engine             one model; its adapters, if it has any, are the policies, otherwise it is policy 0
-    rows               samples that decode together
-    max_length         longest prompt + answer
-    chunk              decoding steps between refills
-    tokenizer          only needed for stop strings
-    in_flight_updates  new weights are taken between two chunks; otherwise when no row of their policy is in flight
-    fixed_shapes       one size of batch for decoding and one for reading, a row has pages for its whole answer, and
-                       what was decoded is not shared: bit-equal answers, for some wasted rows and pages. Requests
-                       with top-k, top-p or a penalty do not decode beside plain ones.
-    page_size          tokens of a page
-    cache_tokens       tokens that all pages hold; None: as many as `rows` of `max_length` need, at most `memory_frac`
-                       of a device's memory
-
-    A batcher belongs to one thread; `BatcherThread` lets others ask.
+    Args:
+        engine: The model. Its adapters are the policies; without adapters the model is policy 0.
+        rows: Maximum number of samples that decode together.
+        max_length: Maximum number of tokens of prompt and completion.
+        chunk: Decoding steps between refills.
+        tokenizer: Needed for stop strings only.
+        in_flight_updates: Whether new weights apply between two chunks. Otherwise they apply when no row of their
+            policy is in flight.
+        fixed_shapes: Whether to use one batch size for decoding and one for prefill, reserve pages for the full
+            completion of a row, and not share decoded tokens. This gives bit-equal results at the cost of some unused
+            rows and pages. Requests with top-k, top-p or a penalty do not decode together with plain ones.
+        page_size: Tokens per page.
+        cache_tokens: Tokens in all pages. By default as many as `rows` conversations of `max_length` need, limited by
+            `memory_frac`.
+        memory_frac: Maximum fraction of a device's memory for pages.
     """
 
     def __init__(
@@ -62,12 +64,12 @@ class Batcher:
         cache_tokens: int | None = None, memory_frac: float = MEMORY_FRAC,
     ):  # fmt: skip
         if rows < 1 or rows % engine.row_multiple:
-            raise ValueError(f"rows is {rows}, but must be multiples of {engine.row_multiple}")
+            raise ValueError(f"rows is {rows}, but must be a positive multiple of {engine.row_multiple}")
         if not 1 <= max_length <= engine.model.cfg.max_positions:
             most = engine.model.cfg.max_positions
             raise ValueError(f"max_length is {max_length}, but must be 1 to {most}, the positions of the model")
         if page_size < 1 or page_size & (page_size - 1):
-            raise ValueError(f"page_size is {page_size}, but must be powers of two")
+            raise ValueError(f"page_size is {page_size}, but must be a power of two")
         self.engine, self.tokenizer, self.max_length = engine, tokenizer, max_length
         self.in_flight_updates, self.fixed_shapes = in_flight_updates, fixed_shapes
         self._counts, self._ids = Usage(), 0
@@ -83,7 +85,10 @@ class Batcher:
         self._decoding, self._began = False, 0.0
 
     def _page_count(self, rows: int, size: int, tokens: int | None, frac: float) -> int:
-        """Pages of all parts of the batch; each part must hold one context of any length."""
+        """Return the number of pages.
+
+        Every shard of the batch must be able to hold one context of maximum length.
+        """
         parts, wanted = self.engine.row_multiple, rows * -(-self.max_length // size)
         if tokens is not None:
             pages, field = tokens // size, f"cache_tokens is {tokens}"
@@ -93,21 +98,24 @@ class Batcher:
         least = parts * -(-self.max_length // size)
         if pages < least:
             raise ValueError(
-                f"{field}, which is room for {pages * size} tokens, but must be at least {least * size}, a conversation "
-                f"of max_length {self.max_length}{f' for each of {parts} parts of the batch' if parts > 1 else ''}"
+                f"{field}, which gives a cache of {pages * size} tokens, but at least {least * size} are needed for a "
+                f"conversation of max_length {self.max_length}{f' in each of {parts} shards' if parts > 1 else ''}"
             )
         return pages
 
     def compile(self) -> None:
-        """Begins to compile what plain requests need, beside the work; the first request waits for what it needs."""
+        """Start compiling the programs of plain requests in the background.
+
+        A request waits only for the programs that it needs.
+        """
         self._rows.compile()
 
     def wait_until_compiled(self) -> None:
-        """Returns when everything that `compile` began is there."""
+        """Wait until all programs of `compile` are compiled."""
         self._rows.wait()
 
     def close(self) -> None:
-        """Ends what is being compiled."""
+        """Cancel compilations that have not been started."""
         self._rows.stop_compiling()
 
     # Requests
@@ -116,9 +124,14 @@ class Batcher:
         self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1,
         deadline: float | None = None,
     ) -> int:  # fmt: skip
-        """Queues n samples of one prompt and returns the request's number.
+        """Queue n samples of one prompt and return the request's number.
 
-        deadline  a value of time.monotonic(); what is not finished by then ends with what it has
+        Args:
+            ids: Token ids of the prompt.
+            sampling: Sampling settings.
+            policy: Index of the policy.
+            n: Number of samples.
+            deadline: A value of `time.monotonic()`; unfinished samples end there with the tokens they have.
         """
         sampling = sampling or Sampling()
         self.check_request(ids, sampling, policy, n)
@@ -129,61 +142,72 @@ class Batcher:
         return request.id
 
     def check_request(self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1) -> None:
-        """Refuses a request that can never be answered; any thread may ask."""
+        """Reject a request that can never be served. Thread-safe."""
         sampling = sampling or Sampling()
         checks.check_prompts(self.engine.model.cfg, [ids], self.max_length)
         checks.check_policy(policy, self.engine.n_policies)
         if n < 1:
-            raise ValueError(f"n is {n}, but must be >= 1 samples")
+            raise ValueError(f"n is {n}, but must be >= 1")
         if len(ids) + sampling.max_new_tokens > self.max_length:
             raise ValueError(
-                f"a prompt of {len(ids)} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into "
-                f"max_length {self.max_length}"
+                f"a prompt of {len(ids)} tokens with max_new_tokens {sampling.max_new_tokens} exceeds max_length "
+                f"{self.max_length}"
             )
         if sampling.stop_strings and self.tokenizer is None:
-            raise ValueError("stop_strings need a tokenizer: give one to the Batcher")
+            raise ValueError("stop_strings need a tokenizer; pass one to the Batcher")
 
     def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int, k: int):
-        """As `Engine.top_logprobs`; any thread may ask."""
+        """See `Engine.top_logprobs`. Thread-safe."""
         return self.engine.top_logprobs(ids, start, sampling, policy, k)
 
     def cancel(self, request: int) -> bool:
-        """Ends a request before the next chunk, with what it has; False when it is not open any more."""
+        """End a request before the next chunk, with the tokens it has.
+
+        Returns:
+            False if the request is not open any more.
+        """
         if request not in self._open:
             return False
         self._open[request].ended = "cancelled"
         return True
 
     def watch(self, request: int, on_tokens: OnTokens) -> None:
-        """Calls `on_tokens(k, new)` after every chunk with what sample k has written since the last call.
+        """Call `on_tokens(k, new)` after every chunk with the new tokens of sample k.
 
-        What a sample writes in its last chunk is in its answer only.
+        Tokens of a sample's last chunk are only part of its completion.
         """
         self._open[request].on_tokens = on_tokens
 
     def results(self) -> list[tuple[int, list[Completion]]]:
-        """What has finished since the last call, as (request number, its n answers)."""
+        """Return the requests finished since the last call, as (number, completions)."""
         done, self._done = self._done, []
         return done
 
     def run(self) -> dict[int, list[Completion]]:
-        """Answers everything that was submitted, longest budgets first, so that few rows wait for the last one."""
+        """Serve all submitted requests and return their completions by request number.
+
+        Requests with the largest budgets come first, so that few rows idle at the end.
+        """
         self._queue = deque(sorted(self._queue, key=lambda s: -s.sampling.max_new_tokens))
         while self.busy:
             self.step()
         return dict(self.results())
 
     def step(self) -> None:
-        """One chunk, from beginning to end."""
+        """Decode one chunk."""
         self.begin()
         self.finish()
         self.catch_up()
 
     def begin(self, device: Executor | None = None) -> Future | None:
-        """Ends what has to end, takes new weights if it may, refills free rows, reads, and begins to decode a chunk.
+        """Expire requests, apply new weights, refill rows, prefill, and start decoding a chunk.
 
-        device  decodes in a thread of its own: until `finish`, this one may submit requests, cancel them, refill,
-                catch up, and take the results of the chunk before. The chunk is returned; None: there is none
+        Args:
+            device: A thread that decodes the chunk. Until `finish`, the calling thread may submit and cancel requests,
+                refill, catch up, and take the results of the previous chunk.
+
+        Returns:
+            A future of the chunk, or None if there is none.
         """
         started = time.perf_counter()
         self.expire()
@@ -195,7 +219,7 @@ class Batcher:
         return chunk
 
     def finish(self) -> None:
-        """Waits for the chunk that `begin` has begun."""
+        """Wait for the chunk of `begin`."""
         finished = self._rows.finish()
         self._decoding = False
         self._finish(finished)
@@ -203,12 +227,14 @@ class Batcher:
         self._counts.seconds += time.perf_counter() - self._began
 
     def catch_up(self) -> None:
-        """What a chunk leaves to do and the next one can begin without: new tokens for requests that are watched, and
-        pages to give up."""
+        """Do the work that can be postponed after a chunk.
+
+        This passes new tokens to watched requests and releases pages.
+        """
         self._rows.catch_up()
 
     def expire(self) -> None:
-        """Ends cancelled requests and those past their deadline, without decoding."""
+        """End requests that were cancelled or are past their deadline, without decoding."""
         now = time.monotonic()
         ends = {r.id: why for r in self._open.values() if (why := r.overdue(now))}
         if not ends:
@@ -221,6 +247,7 @@ class Batcher:
         self._finish([(s, ends[s.request.id]) for s in samples])
 
     def _enqueue(self, samples: Sequence[Sample], first: bool = False):
+        """Add samples to the end or the front of the queue."""
         for sample in samples:
             sample.request.unplaced += not len(sample.tokens)
         if first:
@@ -229,10 +256,10 @@ class Batcher:
             self._queue.extend(samples)
 
     def refill(self) -> None:
-        """Gives free rows to samples that wait; those whose policy waits for new weights stay, if they have not begun.
+        """Assign free rows to waiting samples.
 
-        With fixed shapes only samples that run in one program decode together: others wait, and so do those behind
-        them.
+        Requests that have not begun wait if their policy is about to get new weights. With fixed shapes only samples of
+        one program decode together. A sample of another program waits, and so do all samples after it in the queue.
         """
         held = []
         active = self._rows.active if self.fixed_shapes else ()
@@ -250,6 +277,7 @@ class Batcher:
         self._queue.extendleft(reversed(held))
 
     def _finish(self, finished: Finished):
+        """Record finished samples, and close the requests that are complete."""
         for sample, reason in finished:
             request = sample.request
             request.answers[sample.k] = sample.answer(reason)
@@ -263,51 +291,53 @@ class Batcher:
 
     @property
     def busy(self) -> bool:
-        """Whether there are requests to answer or new weights to take."""
+        """Whether there are open requests or pending weights."""
         return bool(self._open or self._updates)
 
     @property
     def updating(self) -> set[int]:
-        """The policies whose new weights wait for rows in flight."""
+        """Policies with pending weights."""
         return set(self._updates)
 
     @property
     def n_policies(self) -> int:
+        """Number of policies."""
         return self.engine.n_policies
 
     @property
     def next_deadline(self) -> float | None:
-        """When `expire` has something to do: the earliest deadline, 0 for a cancelled request, or None."""
+        """Earliest deadline, 0 for a cancelled request, or None."""
         deadlines = (0.0 if request.ended else request.deadline for request in self._open.values())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
     def usage(self) -> Usage:
+        """Counters so far, with the present number of requests."""
         running = sum(r.begun for r in self._open.values())
         versions = tuple(self.engine.versions)
         return dataclasses.replace(self._counts, running=running, waiting=len(self._open) - running, versions=versions)
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds that requests have waited for the compiler so far, including now; any thread may read this."""
+        """Seconds that requests have waited for compilation so far. Thread-safe."""
         return self._rows.compile_clock.seconds
 
     def memory(self) -> Memory:
-        """What pages hold at this moment."""
+        """Return the present use of the pages."""
         return self._rows.memory()
 
     # Weights
 
     def check_weights(self, policy: int, weights: dict) -> None:
-        """Refuses weights that are not those of a policy; any thread may ask."""
+        """Reject weights that do not match a policy. Thread-safe."""
         self.engine.check_weights(policy, weights)
 
     def set_weights(self, policy: int, weights: dict, version: int) -> None:
-        """Gives a policy new weights (see `Engine.check_weights`), at once or when the rows it has in flight are done.
+        """Update the weights of a policy, see `Engine.check_weights`.
 
-        A request that has begun is finished with the weights it began with; the policy's other requests, those in the
-        queue and those to come, wait for the new ones. With `in_flight_updates` nobody waits: rows in flight read
-        their prompt and what they wrote again. Of several updates that wait, the last one counts.
+        A request that has begun finishes with its weights, and the policy's other requests wait for the new ones. With
+        `in_flight_updates` no request waits: rows in flight prefill their prompt and their tokens again. If several
+        updates are pending, the last one applies.
         """
         self.check_weights(policy, weights)
         self._updates[policy] = weights, version
@@ -315,6 +345,7 @@ class Batcher:
             self._swap()
 
     def _swap(self):
+        """Apply pending weights of policies that have no rows in flight."""
         for policy in list(self._updates):
             if not self.in_flight_updates and any(r.begun and r.policy == policy for r in self._open.values()):
                 continue
@@ -323,7 +354,7 @@ class Batcher:
 
 
 def _device_bytes() -> int:
-    """Memory of one device, or of this machine divided among its CPU devices."""
+    """Return the memory of one device, or this machine's divided by its CPU devices."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"]

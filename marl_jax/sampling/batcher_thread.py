@@ -1,4 +1,4 @@
-"""A thread that runs one `Batcher` per model and takes requests from any thread or coroutine.
+"""A thread that runs one `Batcher` per model and serves any thread or coroutine.
 
     with BatcherThread(batcher) as sampler:
         completions = sampler.ask(ids, sampling, n=4).result()         # in a thread
@@ -32,7 +32,7 @@ from marl_jax.sampling.loop_futures import LoopFutures
 from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
 
-if TYPE_CHECKING:  # server workers import the exceptions, without JAX
+if TYPE_CHECKING:  # server workers import the exceptions without JAX
     from marl_jax.sampling.batcher import Batcher
 
 SWITCH = 0.0003
@@ -56,12 +56,11 @@ Route = tuple[int, int]
 
 
 class BatcherThread:
-    """Runs batchers in a thread of its own; nothing else may call them afterwards.
+    """Runs batchers in a separate thread; nothing else may call them afterwards.
 
     Args:
-        batchers: One per model. Without any, the thread is not started yet.
-        routes: The batcher and its policy for policy 0, 1, ….
-            By default the policies of all batchers in order.
+        *batchers: One per model. Without any, the thread is not started yet.
+        routes: The batcher and its policy for policy 0, 1, …. By default the policies of all batchers in order.
         name: Name of the thread.
     """
 
@@ -71,12 +70,13 @@ class BatcherThread:
         self.routes: list[Route] = []
         self._usage = Usage()
         self._wake = threading.Condition()
-        # Makes the exception for calls that come before the start or after the end; guarded by `_wake`.
+        # Returns the exception for calls before the start or after the end; guarded by `_wake`.
         self._ended: Callable[[], Exception] | None = lambda: BatcherClosed("the batcher has not been started")
         if batchers:
             self._start(batchers, routes)
 
     def _start(self, batchers: Sequence[Batcher], routes: Sequence[Route] | None = None):
+        """Start the thread with some batchers."""
         self.routes = check_routes([b.n_policies for b in batchers], routes)
         self.batchers = batchers
         # Guarded by `_wake`:
@@ -201,6 +201,7 @@ class BatcherThread:
         self._set_paused(False, None)
 
     def _set_paused(self, paused: bool, timeout: float | None):
+        """Pause or resume the thread and wait for it."""
         future: Future[None] = Future()
 
         def change():
@@ -211,7 +212,7 @@ class BatcherThread:
         self._wait(future, timeout)
 
     def close(self) -> None:
-        """End the thread after the current chunk; open futures raise `BatcherClosed`. May be called twice."""
+        """End the thread after the current chunk; open futures raise `BatcherClosed`. Idempotent."""
         if not self.batchers:
             return
 
@@ -243,13 +244,15 @@ class BatcherThread:
         return sum(batcher.compile_seconds for batcher in self.batchers)
 
     def _route(self, policy: int) -> Route:
+        """Return the batcher of a policy and the policy's index there."""
         if self._ended is not None:
             raise self._ended()
         if not 0 <= policy < len(self.routes):
-            raise ValueError(f"policy is {policy}, but must be one of: 0 to {len(self.routes) - 1}")
+            raise ValueError(f"policy is {policy}, but must be 0 to {len(self.routes) - 1}")
         return self.routes[policy]
 
     def _total_usage(self) -> Usage:
+        """Sum the counters of all batchers."""
         usages = [batcher.usage for batcher in self.batchers]
         names = [f.name for f in dataclasses.fields(Usage) if f.name != "versions"]
         versions = tuple(usages[which].versions[own] for which, own in self.routes)
@@ -270,6 +273,7 @@ class BatcherThread:
             self._wake.notify()
 
     def _wait(self, future: Future, timeout: float | None):
+        """Wait for a future from another thread."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("the batcher's thread cannot wait for itself: call this from another thread")
         future.result(timeout)
@@ -277,6 +281,7 @@ class BatcherThread:
     # Called in the thread
 
     def _main(self):
+        """Work until the batcher is closed or fails."""
         error = None
         try:
             while not self._closing:
@@ -284,13 +289,13 @@ class BatcherThread:
         except BaseException as e:  # every waiting caller gets it
             error = e
             with contextlib.suppress(Exception):
-                self._hand_out()  # of the chunk before
+                self._hand_out()  # results of the previous chunk
         self._end(error)
 
     def _work(self):
         """Wait for work, run the queued commands and decode one chunk.
 
-        While the device decodes, completions of the chunk before are handed out and new requests are taken.
+        While the device decodes, completions of the previous chunk are delivered and new requests are accepted.
         """
         with self._wake:
             while not self._commands and not self._due():
@@ -315,6 +320,7 @@ class BatcherThread:
             self._hand_out()
 
     def _busy(self) -> bool:
+        """Return whether any batcher has work."""
         return any(batcher.busy for batcher in self.batchers)
 
     def _take_requests_during(self, chunk: Future | None):
@@ -333,20 +339,22 @@ class BatcherThread:
             self._run_commands(decoding=True)
 
     def _notify(self):
+        """Wake up the thread."""
         with self._wake:
             self._wake.notify()
 
     def _run_commands(self, decoding: bool = False):
-        """Run the queued commands in order; while decoding, stop at one that has to wait for the end of the chunk.
+        """Run the queued commands in order.
 
-        Commands that arrive meanwhile wait, or a burst of requests would keep the device idle.
+        While decoding, stop at a command that has to wait for the end of the chunk. Commands that arrive meanwhile
+        wait, or a burst of requests would keep the device idle.
         """
         for _ in range(len(self._commands)):
             command, _, waits = self._commands[0]
             if self._closing or (decoding and waits):
                 return
             command()
-            self._commands.popleft()  # not before: `_end` looks for the future of a command that raised
+            self._commands.popleft()  # only now, since `_end` fails the future of a command that raised
 
     def _due(self) -> bool:
         """Return whether there is work without a new command."""
@@ -355,10 +363,12 @@ class BatcherThread:
         return (seconds := self._idle_seconds()) is not None and seconds <= 0
 
     def _idle_seconds(self) -> float | None:
+        """Return the seconds until the next deadline, or None."""
         deadline = min((d for b in self.batchers if (d := b.next_deadline) is not None), default=None)
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def _hand_out(self):
+        """Deliver finished completions, and resolve futures of weights and drains."""
         self._usage = self._total_usage()
         with self._loops.together():
             for which, batcher in enumerate(self.batchers):
@@ -382,6 +392,8 @@ class BatcherThread:
                 self._call(lambda: self.batchers[which].cancel(number))
 
     def _end(self, error: BaseException | None):
+        """Fail all pending futures, and reject further calls."""
+
         def exception() -> Exception:
             if error is None:
                 return BatcherClosed("the batcher was closed")
@@ -400,7 +412,12 @@ class BatcherThread:
 
 
 def check_routes(counts: Sequence[int], routes: Sequence[Route] | None) -> list[Route]:
-    """Return `routes`, or the policies of all batchers in order; counts are the policies of each batcher."""
+    """Check routes, by default the policies of all batchers in order.
+
+    Args:
+        counts: Number of policies of each batcher.
+        routes: The batcher and its policy for policy 0, 1, …, or None.
+    """
     if routes is None:
         return [(which, own) for which, count in enumerate(counts) for own in range(count)]
     for policy, (which, own) in enumerate(routes):

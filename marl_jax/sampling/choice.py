@@ -1,9 +1,9 @@
-"""Choosing among named actions: the token trie of the legal names, walked inside jit.
+"""Choosing among named actions: sampling from the token trie of the legal names inside jit.
 
-A row starts with its legal names alive. At each step the allowed next tokens are the next ids of the alive names;
-only their logits are computed (A of them, not V), normalised and sampled, and names that disagree die. The answer is
-always legal and its log-probability is exact under the masked distribution. The learner recomputes the same allowed
-sets from the legal mask and the action, so nothing else has to travel with a sample.
+Initially all legal names of a row are candidates. At each step, the allowed tokens are the next tokens of the
+candidates. Only their logits are computed (A instead of V), normalized and sampled, and names with other tokens are
+dropped. The result is always legal, and its log-probability is exact under the masked distribution. The learner
+recomputes the allowed tokens from the legal mask and the action, so samples need no additional data.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from models.model import Model
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """The names of A actions as tokens.
+    """Names of A actions as tokens.
 
-    ids      int32 [A, W], a name per row, −1 behind its end
-    lengths  int32 [A]
-    same     int32 [A, W]: the first name with the same token at that step, so that shared tokens count once
+    Attributes:
+        ids: int32 [A, W], one name per row, −1 after its end.
+        lengths: int32 [A].
+        same: int32 [A, W], the first name with the same token at that step, so that shared tokens count once.
     """
 
     ids: jax.Array
@@ -37,16 +38,24 @@ class Choices:
 
     @property
     def width(self) -> int:
+        """Maximum number of tokens W of a name."""
         return self.ids.shape[1]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What was chosen: action int32 [B], its tokens int32 [B, W] (0 behind the end), lengths [B], logps float32 [B, W].
+    """Chosen actions of B rows.
 
-    The cache has read all tokens of the answer but the last. Where the logits were not finite, neither are the logps,
-    and the action means nothing.
+    The cache contains all tokens of a name but the last. If the logits were not finite, neither are the
+    log-probabilities, and the action is undefined.
+
+    Attributes:
+        action: int32 [B].
+        tokens: int32 [B, W], 0 after the end.
+        lengths: int32 [B].
+        logps: float32 [B, W].
+        cache: The KV cache, or None.
     """
 
     action: jax.Array
@@ -57,26 +66,26 @@ class Choice:
 
 
 def make_choices(names: Sequence[Sequence[int]], end_id: int | None = None) -> Choices:
-    """The table of tokenised names; a name that begins another one is closed by `end_id`."""
+    """Build the table of tokenized names, with `end_id` after prefixes of others."""
     names = [tuple(n) for n in names]
     if not names or not all(names):
         raise ValueError(
-            f"every action needs a name of at least one token; got {len(names)} names, "
-            f"{sum(not n for n in names)} of them empty"
+            f"there are {len(names)} action names, {sum(not n for n in names)} of them empty, but every action needs a "
+            f"name of at least one token"
         )
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
-        raise ValueError(f"two actions have the same tokens {list(twice[0])}: names must differ")
+        raise ValueError(f"two actions have the tokens {list(twice[0])}, but names must differ")
     closed = []
     for name in names:
         if any(other != name and other[: len(name)] == name for other in names):
             if end_id is None:
-                raise ValueError(f"the name with tokens {list(name)} begins another: give an end_id to tell them apart")
+                raise ValueError(f"the name with tokens {list(name)} is a prefix of another; pass an end_id")
             name = (*name, end_id)
         closed.append(name)
     for name in closed:
         if sum(other[: len(name)] == name for other in closed) > 1:
-            raise ValueError(f"closed by end_id {end_id}, the name with tokens {list(name)} still begins another one")
+            raise ValueError(f"the name with tokens {list(name)} is a prefix of another in spite of end_id {end_id}")
     width = max(map(len, closed))
     ids = np.full((len(closed), width), -1, np.int32)
     for row, name in zip(ids, closed, strict=True):
@@ -86,21 +95,21 @@ def make_choices(names: Sequence[Sequence[int]], end_id: int | None = None) -> C
 
 
 def _allowed(choices: Choices, alive, step):
-    """bool [B, A]: the names that stand for the distinct tokens allowed at this step."""
+    """Mark one name for each distinct token allowed at this step, bool [B, A]."""
     same = choices.same[:, step]
     alive = alive & (choices.ids[:, step] >= 0)
     return jnp.zeros_like(alive).at[:, same].max(alive)
 
 
 def _logits(model: Model, params, hidden, choices: Choices, alive, step, temperature):
-    """float32 [B, A] of the allowed tokens at this step, −inf elsewhere."""
+    """Compute the logits of the allowed tokens, float32 [B, A], −inf elsewhere."""
     ids = jnp.maximum(choices.ids[:, step], 0)
     logits = draw.scaled(model.logits(params, hidden, ids), temperature)
     return jnp.where(_allowed(choices, alive, step), logits, -jnp.inf)
 
 
 def _survivors(choices: Choices, alive, step, pick):
-    """The alive names whose token at this step is that of name `pick`."""
+    """Return the candidates with the same token at this step as name `pick`."""
     return alive & (choices.same[:, step][None] == choices.same[pick, step][:, None])
 
 
@@ -119,26 +128,32 @@ def choose(
     dtype=jnp.bfloat16,
     prefix=None,
 ) -> Choice:
-    """One legal action per row.
+    """Sample one legal action per row.
 
-    hidden       [B, D] at the last token read
-    positions    int32 [B], tokens read so far: what the rows' keys are folded with
-    legal        bool [B, A], at least one per row
-    temperature  float32 [B], 0 for the most likely
-    keys         PRNG keys [B]
-    cache        needed when names have several tokens (params unstacked), untouched otherwise
-    prefix       what the rows continue besides their cache, see `Model.forward`
+    Args:
+        model: The model.
+        params: Its parameters, unstacked if names have several tokens.
+        hidden: [B, D], hidden states of the last tokens.
+        positions: int32 [B], tokens so far, which are folded into the rows' keys.
+        choices: The action names.
+        legal: bool [B, A], at least one per row.
+        temperature: float32 [B], 0 for greedy decoding.
+        keys: PRNG keys [B].
+        cache: KV cache, required if names have several tokens.
+        adapters: LoRA adapters of the rows, or None.
+        dtype: Dtype of the computation.
+        prefix: Shared prefix before the cache, see `Model.forward`.
     """
     rows, width = jnp.arange(hidden.shape[0]), choices.width
     if width > 1 and cache is None:
-        raise ValueError(f"the longest action name has {width} tokens: choosing among them needs the cache")
+        raise ValueError(f"the longest action name has {width} tokens, so choosing among them needs a cache")
     greedy = temperature <= 0
 
     def pick(step, alive, hidden):
         logits = _logits(model, params, hidden, choices, alive, step, temperature)
         uniform = draw.row_uniform(keys, positions + step)
         name, logp = draw.categorical(logits, uniform, greedy)
-        open_ = jnp.any(alive & (choices.ids[:, step] >= 0)[None], axis=1)  # a finished name allows nothing more
+        open_ = jnp.any(alive & (choices.ids[:, step] >= 0)[None], axis=1)  # a complete name has no next token
         alive = jnp.where(open_[:, None], _survivors(choices, alive, step, name), alive)
         return alive, jnp.where(open_, choices.ids[name, step], 0), jnp.where(open_, logp, 0.0), open_
 
@@ -158,7 +173,8 @@ def choose(
     if width > 1:
         carry = (alive, token, tokens, logps, cache)
         alive, _, tokens, logps, cache = jax.lax.fori_loop(1, width, step, carry)
-    alive = jnp.where(jnp.any(alive, axis=1, keepdims=True), alive, legal)  # none is left where weights are not finite
+    # No name is left if the logits are not finite.
+    alive = jnp.where(jnp.any(alive, axis=1, keepdims=True), alive, legal)
     action = jnp.argmax(alive, axis=1).astype(jnp.int32)
     return Choice(action, tokens, choices.lengths[action], logps, cache)
 
@@ -166,18 +182,27 @@ def choose(
 def choice_logprobs(
     model: Model, params, hidden: jax.Array, choices: Choices, legal: jax.Array, action: jax.Array, temperature=1.0
 ) -> tuple[jax.Array, jax.Array]:
-    """The learner's side: log-probability and entropy of each token of a chosen name, float32 [B, W], 0 behind its end.
+    """Compute log-probabilities and entropies of the tokens of chosen names, for the learner.
 
-    hidden  [B, W, D] at the position before each token of the answer
-    action  int32 [B]; of an illegal one the first token that no legal name has gets −inf
+    Args:
+        model: The model.
+        params: Its parameters.
+        hidden: [B, W, D], hidden states before each token of the name.
+        choices: The action names.
+        legal: bool [B, A].
+        action: int32 [B]. For an illegal action, the first token that no legal name has gets −inf.
+        temperature: A number, or one per row.
+
+    Returns:
+        Log-probabilities and entropies, both float32 [B, W], 0 after the end.
     """
     temperature = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), action.shape)
     logps, entropies, alive = [], [], legal
     for step in range(choices.width):
         logits = _logits(model, params, hidden[:, step], choices, alive, step, temperature)
         inside = (step < choices.lengths[action]) & jnp.any(alive, axis=1)
-        # Rows whose name has ended allow nothing, nor does a row of padding without a legal action: give them a
-        # harmless distribution, so that no NaN reaches a gradient.
+        # Rows with a complete name, and padding rows without a legal action, allow no token. They get a uniform
+        # distribution, so that no NaN reaches a gradient.
         logits = jnp.where(inside[:, None], logits, 0.0)
         log_p = jax.nn.log_softmax(logits, axis=-1)
         chosen = jnp.take_along_axis(log_p, choices.same[action, step][:, None], axis=1)[:, 0]

@@ -1,4 +1,4 @@
-"""Background compilation of the sampler's programs, and the time that the sampler spends waiting for it."""
+"""Background compilation of the sampler's programs, and the time spent waiting for it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class CompileClock:
-    """Seconds that one thread at a time has waited for the compiler; any thread may read them."""
+    """Seconds that a thread has waited for the compiler. Any thread may read them."""
 
     def __init__(self):
-        self._state: tuple[float, float | None] = (0.0, None)  # total, start of the current wait; replaced at once
+        self._state: tuple[float, float | None] = (0.0, None)  # total, start of the current wait; replaced atomically
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -32,15 +32,16 @@ class CompileClock:
 
     @property
     def seconds(self) -> float:
-        """The total so far, including the current wait."""
+        """Total so far, including the current wait."""
         total, started = self._state
         return total if started is None else total + time.monotonic() - started
 
 
 class CompiledPrograms:
-    """Programs by their keys.
+    """Programs that are compiled in the background, by key.
 
-    jobs  key, jitted function and its arguments, most urgent first
+    Args:
+        jobs: Key, jitted function and arguments of each program, most urgent first.
     """
 
     def __init__(self, jobs: Sequence[tuple[Hashable, Any, tuple]]):
@@ -52,21 +53,22 @@ class CompiledPrograms:
             future.add_done_callback(self._report)
 
     def get(self, key: Hashable) -> Callable | None:
-        """The program of this key, when it is there; None if it is none of these."""
+        """Wait for a program and return it; None if the key is unknown."""
         future = self._programs.get(key)
         return None if future is None else future.result()
 
     def wait(self) -> None:
-        """Returns when all are there."""
+        """Wait until all programs are compiled."""
         for future in self._programs.values():
             future.result()
 
     def close(self) -> None:
-        """Gives up what has not been begun."""
+        """Cancel compilations that have not been started."""
         self._ahead.close()
 
     def _report(self, done: Future) -> None:
+        """Log the progress."""
         if not done.cancelled() and done.exception() is None:
             self._done += 1
             seconds = time.perf_counter() - self._started
-            log.info("compiled %d of %d programs of the sampler after %.0f s", self._done, len(self._programs), seconds)
+            log.info("compiled %d of %d sampler programs after %.0f s", self._done, len(self._programs), seconds)

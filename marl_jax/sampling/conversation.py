@@ -1,4 +1,4 @@
-"""What an engine hands back and forth: conversations between turns, answers, and the shapes that hold them."""
+"""Conversations and completions of an engine, and the rounding of shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:  # a worker of a server has answers, and no JAX
+if TYPE_CHECKING:  # server workers use completions without JAX
     import jax
 
     from models.cache import Cache
@@ -18,11 +18,13 @@ if TYPE_CHECKING:  # a worker of a server has answers, and no JAX
 class Conversation:
     """A batch of rows between turns.
 
-    cache, hidden  on the device: what was read, and the last hidden state [B, D]
-    adapter_ids    int32 [B] on the device
-    history        every token of each row so far, on the host; rows beyond it fill the bucket
-    unread         bool per row: its last token was written by the model and has not been read yet
-    limit          tokens a row may hold: slots of the cache, or positions of the model where those are fewer
+    Attributes:
+        cache: KV cache of the rows.
+        hidden: [B, D], the last hidden states.
+        adapter_ids: int32 [B].
+        history: All tokens of each row, on the host. Rows of the cache beyond these are padding.
+        unread: bool per row, whether its last token was generated and is not in the cache yet.
+        limit: Maximum number of tokens of a row: slots of the cache or positions of the model.
     """
 
     cache: Cache
@@ -34,29 +36,32 @@ class Conversation:
 
     @property
     def rows(self) -> int:
+        """Number of rows without padding."""
         return len(self.history)
 
     def room(self, row: int) -> int:
+        """Return the number of tokens that can be added to a row."""
         return self.limit - len(self.history[row])
 
     def check_unused(self) -> None:
-        """Refuses a conversation whose buffers went into the next one."""
+        """Check that the buffers of the conversation were not donated."""
         if self.cache.lengths.is_deleted():
             raise ValueError(
-                "this conversation was continued already, and its buffers were given to the one that followed: "
-                "go on with that one, or make copies beforehand with repeat"
+                "this conversation has already been continued, and its buffers were donated; continue the returned "
+                "conversation, or copy it before with repeat"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """What one row wrote.
+    """Tokens that one row has generated.
 
-    tokens    int32 [n]
-    logps     float32 [n], the log-probability of each token when it was drawn
-    finish    why it ended: "stop" or "length"; from a `Batcher` also "cancelled", "deadline" or "invalid" (the logits
-              were not finite), with the tokens written until then
-    versions  int32 [n], the version of the weights that wrote each token
+    Attributes:
+        tokens: int32 [n].
+        logps: float32 [n], the log-probability of each token when it was sampled.
+        finish: Finish reason, "stop" or "length". A `Batcher` also returns partial completions that are "cancelled",
+            past their "deadline", or "invalid" because logits were not finite.
+        versions: int32 [n], version of the weights that generated each token.
     """
 
     tokens: np.ndarray
@@ -66,17 +71,17 @@ class Completion:
 
 
 def round_up(n: int, multiple: int) -> int:
-    """The next multiple."""
+    """Round n up to a multiple."""
     return -(-n // multiple) * multiple
 
 
 def batch_bucket(n: int, multiple: int = 1) -> int:
-    """The next power of two, and a multiple of what the mesh needs."""
+    """Round n up to a power of two and to a multiple of `multiple`."""
     return round_up(1 << max(n - 1, 0).bit_length(), multiple)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], batch: int, time: int) -> tuple[np.ndarray, np.ndarray]:
-    """Right-padded tokens int32 [batch, time] and lengths int32 [batch]."""
+    """Right-pad rows to tokens int32 [batch, time], and return them with lengths int32 [batch]."""
     tokens, lengths = np.zeros((batch, time), np.int32), np.zeros((batch,), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)], lengths[i] = row, len(row)

@@ -1,7 +1,8 @@
-"""Writing free text: a loop of single steps over a batch of rows, in chunks of a fixed number of steps.
+"""Decoding of free text: a loop of single steps over a batch of rows.
 
-A row reads its last token, draws the next one, and stops at a stop token or at its budget. Rows that have stopped
-ride along without writing anything. All that differs between rows or calls is an array, so nothing recompiles.
+A row processes its last token, samples the next one, and stops at a stop token or at its budget. Rows that have stopped
+remain in the batch without writing anything. All differences between rows or calls are arrays, so nothing is
+recompiled.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ GOING, STOP, LENGTH, INVALID = 0, 1, 2, 3
 FINISH = ("going", "stop", "length", "invalid")
 Array = TypeVar("Array", jax.Array, np.ndarray)
 
-CHECK_EVERY = 8  # steps between looks at whether every row is done: each look makes a GPU wait for the host
+CHECK_EVERY = 8  # steps between checks whether all rows are done; each check makes a GPU wait for the host
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How each row samples.
+    """Sampling settings of each row.
 
-    keys         PRNG keys [B]
-    temperature  float32 [B], 0 takes the most likely token
-    stop_ids     int32 [B, n], padded with −1
-    budget       int32 [B], most tokens to write
-    filters      None, or `Filters`: off for reinforcement learning, where they would change the distribution
-    allowed      None, or bool [B, V] of tokens that the next one may be; then only one step is taken
+    Attributes:
+        keys: PRNG keys [B].
+        temperature: float32 [B], 0 for greedy decoding.
+        stop_ids: int32 [B, n], padded with −1.
+        budget: int32 [B], maximum number of tokens to generate.
+        filters: Optional filters of the distribution, off in reinforcement learning.
+        allowed: bool [B, V], tokens that the next one may be, or None. With it only one step is taken.
     """
 
     keys: jax.Array
@@ -50,9 +52,13 @@ class Settings:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Filters(Generic[Array]):
-    """top_k int32 [B] (0: off), top_p and penalty float32 [B] (1: off), seen bool [B, V] of what was read.
+    """Filters of the distribution.
 
-    Without `seen` there is no penalty.
+    Attributes:
+        top_k: int32 [B], 0 is off.
+        top_p: float32 [B], 1 is off.
+        penalty: float32 [B], repetition penalty, 1 is off.
+        seen: bool [B, V], tokens that the penalty applies to; None for no penalty.
     """
 
     top_k: Array
@@ -64,13 +70,14 @@ class Filters(Generic[Array]):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows in the middle of an answer.
+    """State of rows in the middle of a completion.
 
-    cache    what they have read: everything but `token`
-    token    int32 [B], the last token, not yet read
-    written  int32 [B], tokens written in this answer
-    finish   int32 [B], GOING, or why the row stopped
-    seen     bool [B, V] tokens that the repetition penalty counts, or None
+    Attributes:
+        cache: KV cache of everything but `token`.
+        token: int32 [B], the last token, not yet in the cache.
+        written: int32 [B], tokens generated in this completion.
+        finish: int32 [B], `GOING`, or why the row stopped.
+        seen: bool [B, V], tokens that the repetition penalty applies to, or None.
     """
 
     cache: Cache
@@ -81,7 +88,19 @@ class Rows:
 
 
 def _next(model: Model, params, hidden, position, settings: Settings, seen):
-    """Draws the token that follows; hidden [B, D], position int32 [B] tokens read -> tokens, logps, valid, all [B]."""
+    """Sample the next token of each row.
+
+    Args:
+        model: The model.
+        params: Its parameters.
+        hidden: [B, D].
+        position: int32 [B], tokens so far.
+        settings: Sampling settings.
+        seen: See `Rows`.
+
+    Returns:
+        Tokens, log-probabilities, and whether these are finite, all [B].
+    """
     logits = model.logits(params, hidden)
     if seen is not None:
         assert settings.filters is not None
@@ -97,7 +116,7 @@ def _next(model: Model, params, hidden, position, settings: Settings, seen):
 
 
 def _advance(rows: Rows, cache: Cache, token, logp, valid, settings: Settings):
-    """Takes the drawn tokens into the rows that are going; returns the rows and what to record."""
+    """Add the sampled tokens to unfinished rows, and return rows, tokens and log-probabilities."""
     going = rows.finish == GOING
     written = rows.written + (going & valid)
     stopped = jnp.any(token[:, None] == settings.stop_ids, axis=1)
@@ -112,7 +131,7 @@ def _advance(rows: Rows, cache: Cache, token, logp, valid, settings: Settings):
 
 
 def begin(model: Model, params, hidden: jax.Array, cache: Cache, settings: Settings):
-    """Draws the first token of an answer from the last hidden state [B, D] of what was read."""
+    """Sample the first token of a completion from the last hidden states [B, D]."""
     batch = hidden.shape[0]
     zeros = jnp.zeros((batch,), jnp.int32)
     seen = None if settings.filters is None else settings.filters.seen
@@ -130,9 +149,20 @@ def step(
     kernel=None,
     prefix=None,
 ):
-    """One token for every row that is going: (rows, tokens int32 [B], logps float32 [B]).
+    """Generate one token for every unfinished row.
 
-    prefix  what the rows continue besides their cache, see `Model.forward`
+    Args:
+        model: The model.
+        params: Its parameters.
+        rows: State of the rows.
+        settings: Sampling settings.
+        adapters: LoRA adapters of the rows, or None.
+        dtype: Dtype of the computation.
+        kernel: See `Model.forward`.
+        prefix: Shared prefix before the cache, see `Model.forward`.
+
+    Returns:
+        Rows, tokens int32 [B] and logps float32 [B].
     """
     going = (rows.finish == GOING).astype(jnp.int32)
     hidden, cache = model.forward(
@@ -161,10 +191,13 @@ def chunk(
     kernel=None,
     prefix=None,
 ):
-    """Up to `steps` tokens per row, fewer when every row is done: (rows, tokens and logps [B, steps], steps taken).
+    """Generate up to `steps` tokens per row, fewer if all rows finish.
 
-    A row's tokens stand at the front of its line only if it was going at the start of the chunk, which is so for
-    every row but those that had finished, whose line is zero.
+    See `step` for the other arguments.
+
+    Returns:
+        Rows, tokens and logps [B, steps], and the number of steps taken. Tokens of a row are at the front; a row that
+            had finished before the chunk is all zeros.
     """
     batch = rows.token.shape[0]
 
@@ -179,7 +212,7 @@ def chunk(
     def more(carry):
         return (carry[0] < steps) & jnp.any(carry[1].finish == GOING)
 
-    # Time in front: one row of the buffer is written at a time.
+    # Time comes first, so that a step writes one row of the buffer.
     buffers = jnp.zeros((steps, batch), jnp.int32), jnp.zeros((steps, batch), jnp.float32)
     taken, rows, tokens, logps = jax.lax.while_loop(more, several, (jnp.int32(0), rows, *buffers))
     return rows, tokens.T, logps.T, taken

@@ -1,8 +1,8 @@
-"""Drawing one token per row from logits.
+"""Sampling one token per row from logits.
 
-A categorical draw by Gumbel noise needs a random number for every one of 152k logits. Here a row spends one uniform
-number u: the probabilities are summed in blocks, u·total falls into one block, and inside that block onto one token.
-That is the inverse of the cumulative distribution in two levels, with one pass for the maximum and one for the sums.
+A categorical draw with Gumbel noise needs a random number for each of 152k logits. This implementation uses a single
+uniform number u per row. The probabilities are summed in blocks; u·total selects one block, and inside that block one
+token. This inverts the cumulative distribution in two levels, with one pass for the maximum and one for the sums.
 """
 
 from __future__ import annotations
@@ -14,23 +14,29 @@ BLOCK = 128
 
 
 def row_uniform(keys: jax.Array, positions: jax.Array) -> jax.Array:
-    """float32 [B] in [0, 1) from each row's key folded with its position: neighbours and slots do not matter."""
+    """Return uniform numbers in [0, 1) from each row's key and position, float32 [B].
+
+    They do not depend on other rows.
+    """
     return jax.vmap(lambda k, p: jax.random.uniform(jax.random.fold_in(k, p)))(keys, positions)
 
 
 def scaled(logits: jax.Array, temperature: jax.Array) -> jax.Array:
-    """logits / temperature per row; a row at temperature 0 is left as it is, and `categorical` takes its maximum."""
+    """Divide logits by the temperature of each row; rows with temperature 0 are unchanged."""
     t = temperature.reshape(-1, *(1,) * (logits.ndim - 1))
     return logits / jnp.where(t > 0, t, 1.0)
 
 
 def categorical(logits: jax.Array, uniform: jax.Array, greedy: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws from softmax(logits).
+    """Sample from softmax(logits).
 
-    logits   float32 [B, V], already divided by the temperature; −inf is never drawn
-    uniform  float32 [B] in [0, 1)
-    greedy   bool [B]: take the most likely token instead
-    returns  tokens int32 [B] and their log-probabilities float32 [B]
+    Args:
+        logits: float32 [B, V], already divided by the temperature; −inf is never sampled.
+        uniform: float32 [B], in [0, 1).
+        greedy: bool [B], whether to take the most likely token instead.
+
+    Returns:
+        Tokens int32 [B] and their log-probabilities float32 [B].
     """
     batch, vocab = logits.shape
     blocks = -(-vocab // BLOCK)
@@ -57,14 +63,22 @@ def categorical(logits: jax.Array, uniform: jax.Array, greedy: jax.Array) -> tup
 
 
 def _first_above(cumulative, target, possible):
-    """The first index whose cumulative sum exceeds the target; rounding at the end falls on the last possible one."""
+    """Return the first index with a cumulative sum above the target.
+
+    If rounding leaves none, the last possible index is returned.
+    """
     above = (cumulative > target[:, None]) & possible
     last = possible.shape[1] - 1 - jnp.argmax(possible[:, ::-1], axis=1)
     return jnp.where(jnp.any(above, axis=1), jnp.argmax(above, axis=1), last)
 
 
 def keep_top_k(logits: jax.Array, k: jax.Array) -> jax.Array:
-    """−inf below each row's k-th largest logit (its equals stay); k int32 [B], 0 keeps everything."""
+    """Set logits below each row's k-th largest to −inf, keeping ties.
+
+    Args:
+        logits: float32 [B, V].
+        k: int32 [B]; 0 keeps everything.
+    """
     vocab = logits.shape[-1]
     ranked = jnp.sort(logits, axis=-1, descending=True)
     edge = jnp.take_along_axis(ranked, jnp.clip(k - 1, 0, vocab - 1)[:, None], axis=1)
@@ -72,7 +86,12 @@ def keep_top_k(logits: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def keep_top_p(logits: jax.Array, p: jax.Array) -> jax.Array:
-    """−inf outside the smallest set of tokens that holds probability p (equals of its last one stay); 1 keeps all."""
+    """Set logits outside the smallest set with probability p to −inf, keeping ties.
+
+    Args:
+        logits: float32 [B, V].
+        p: float32 [B]; 1 keeps everything.
+    """
     ranked = jnp.sort(logits, axis=-1, descending=True)
     probs = jax.nn.softmax(ranked, axis=-1)
     inside = jnp.cumsum(probs, axis=-1) - probs < p[:, None]
@@ -81,6 +100,12 @@ def keep_top_p(logits: jax.Array, p: jax.Array) -> jax.Array:
 
 
 def penalise(logits: jax.Array, seen: jax.Array, penalty: jax.Array) -> jax.Array:
-    """Repetition penalty: logits of tokens already seen (bool [B, V]) are lowered; a penalty of 1 does nothing."""
+    """Lower the logits of tokens that have been seen.
+
+    Args:
+        logits: float32 [B, V].
+        seen: bool [B, V].
+        penalty: float32 [B]; 1 has no effect.
+    """
     p = penalty[:, None]
     return jnp.where(seen, jnp.where(logits > 0, logits / p, logits * p), logits)

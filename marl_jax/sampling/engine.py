@@ -1,9 +1,9 @@
-"""The sampling engine for the host: buckets, compiled programs and checks around the pure functions.
+"""The sampling engine for the host: shape buckets, compiled programs and checks.
 
-A `Conversation` is a batch of rows and what they have read. `prefill` starts one, `append` adds prompt tokens to it,
-`generate` and `choose` let the model answer; all of them take and return the conversation, so that many turns never
-read the past twice. Shapes are rounded up to buckets and everything else is an array, so nothing recompiles within a
-bucket. A conversation that was passed in is consumed: its buffers are donated.
+A `Conversation` is a batch of rows with their KV cache. `prefill` starts one, `append` adds prompt tokens, and
+`generate` and `choose` sample completions. All of them take and return the conversation, so that earlier turns are
+never prefilled again. Shapes are rounded up to buckets and all other settings are arrays, so nothing is recompiled
+within a bucket. A conversation that is passed in is consumed: its buffers are donated.
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ from models import lora
 from models.model import Model
 from models.sharding import param_shardings
 
-TOP = 20  # likeliest tokens that `top_logprobs` finds
+TOP = 20  # maximum number of alternatives that `top_logprobs` returns
 
 
 class Engine(Programs):
-    """A model ready to answer.
+    """A model with its weights laid out for sampling.
 
-    bucket  prompts are padded to a multiple of this, and so are cache slots
-    chunk   decoding steps between two looks from the host
-    mesh    rows are split over `data` and `fsdp`, heads over `tensor`
+    Args:
+        model: The model.
+        params: Its parameters.
+        adapters: LoRA adapters, or None.
+        lora_scale: float32 [n], scales of the adapters.
+        dtype: Dtype of the computation.
+        bucket: Prompt lengths and cache slots are rounded up to a multiple of this.
+        chunk: Decoding steps between two checks on the host.
+        mesh: Rows are sharded over `data` and `fsdp`, heads over `tensor`.
     """
 
     def __init__(
@@ -59,21 +65,22 @@ class Engine(Programs):
     def update(
         self, params: dict, adapters: dict | None = None, lora_scale: jax.Array | None = None, version: int = 0
     ) -> None:
-        """Takes new weights, stacked as they are trained, and lays them out for decoding.
+        """Set new weights and lay them out for decoding.
 
-        Stacked weights are copied: the caller may donate them afterwards. Those laid out already are used as they are.
+        Stacked weights, as used in training, are copied, so the caller may donate them afterwards. Weights that are
+        already laid out are used without a copy.
         """
-        ready = isinstance(params["layers"], tuple)
-        if self.mesh is not None and not ready:
+        unstacked = isinstance(params["layers"], tuple)
+        if self.mesh is not None and not unstacked:
             params = jax.device_put(params, param_shardings(self.mesh, self.model.axes(), params))
         if (adapters is None) != (lora_scale is None):
-            raise ValueError("adapters and lora_scale belong together, but must be both or none")
+            raise ValueError("adapters and lora_scale must be given together")
         layers = None if adapters is None else self._lay_out_adapters(adapters)
-        self.weights = Weights(params if ready else self._lay_out(params), layers, lora_scale)
+        self.weights = Weights(params if unstacked else self._lay_out(params), layers, lora_scale)
         self.versions = [version] * self.n_policies
 
     def set_weights(self, policy: int, weights: dict, version: int) -> None:
-        """Takes new weights of one policy; what they look like is said at `check_weights`."""
+        """Set new weights of one policy, in the form described at `check_weights`."""
         self.check_weights(policy, weights)
         if self.n_adapters:
             layers = self._put_adapter(self.weights.adapters, weights, policy)
@@ -83,10 +90,10 @@ class Engine(Programs):
             self.update(weights, version=version)
 
     def check_weights(self, policy: int, weights: dict) -> None:
-        """Refuses weights that are not those of a policy.
+        """Check that weights match a policy.
 
         Without adapters, policy 0 is the model and its weights are the parameters, stacked or laid out for decoding.
-        With adapters a policy is one of them: {"q": {"a": [L, in, r], "b": [L, r, out]}, …}.
+        With adapters, a policy is one of them: {"q": {"a": [L, in, r], "b": [L, r, out]}, …}.
         """
         checks.check_policy(policy, self.n_policies)
         if self.weights.adapters is not None:
@@ -100,16 +107,18 @@ class Engine(Programs):
 
     @property
     def n_adapters(self) -> int:
+        """Number of adapters; 0 without LoRA."""
         return 0 if self.weights.scale is None else len(self.weights.scale)
 
     @property
     def n_policies(self) -> int:
+        """Number of policies: the adapters, or 1."""
         return max(self.n_adapters, 1)
 
-    # Reading
+    # Prefill
 
     def prefill(self, prompts: Sequence[Sequence[int]], *, slots: int, adapter_ids=None) -> Conversation:
-        """Reads one prompt per row into a fresh cache with room for `slots` tokens."""
+        """Prefill one prompt per row into a new cache with room for `slots` tokens."""
         checks.check_prompts(self.model.cfg, prompts, slots)
         limit, batch = self.limit(slots), batch_bucket(len(prompts), self.row_multiple)
         tokens, lengths = pad_rows(prompts, batch, round_up(max(map(len, prompts)), self.bucket))
@@ -118,7 +127,7 @@ class Engine(Programs):
         return Conversation(cache, hidden, ids, [list(p) for p in prompts], np.zeros(len(prompts), bool), limit)
 
     def append(self, conversation: Conversation, prompts: Sequence[Sequence[int]]) -> Conversation:
-        """Reads more prompt tokens behind what each row has; an empty list adds nothing to a row."""
+        """Append prompt tokens to each row; an empty list adds nothing."""
         conversation.check_unused()
         checks.check_more(self.model.cfg, conversation, prompts)
         late = [
@@ -137,7 +146,7 @@ class Engine(Programs):
         return dataclasses.replace(conversation, cache=cache, hidden=hidden, history=history, unread=unread)
 
     def repeat(self, conversation: Conversation, times: int) -> Conversation:
-        """Every row `times` times, neighbours together: K samples of prompts that were read once."""
+        """Repeat every row `times` times, for several samples of prompts that were prefilled once."""
         conversation.check_unused()
         if times < 1:
             raise ValueError(f"times is {times}, but must be >= 1")
@@ -154,9 +163,9 @@ class Engine(Programs):
         )
 
     def share(self, prefix: Conversation, batch: int, *, slots: int, adapter_ids=None) -> Conversation:
-        """The rules of a game, read once, as the common start of `batch` rows; the prefix stays usable.
+        """Start `batch` rows from a common prefix, such as the rules of a game.
 
-        The prefix is one row, or one row for each adapter, since adapters read the same words differently.
+        The prefix stays usable. It has one row, or one row per adapter, since adapters compute it differently.
         """
         prefix.check_unused()
         if batch < 1:
@@ -165,24 +174,27 @@ class Engine(Programs):
         wanted = np.asarray(readers[:1] * batch if adapter_ids is None else adapter_ids).tolist()
         if len(set(readers)) < prefix.rows or not set(wanted) <= set(readers):
             raise ValueError(
-                f"a shared prefix is one row for each adapter: this one was read by adapters {readers}, and its rows "
-                f"are to be continued by {sorted(set(wanted))}"
+                f"a shared prefix needs one row for each adapter, but this one has rows for adapters {readers} and is "
+                f"to be continued by {sorted(set(wanted))}"
             )
         limit, slots, size = self.limit(slots), round_up(slots, self.bucket), batch_bucket(batch, self.row_multiple)
         if slots < prefix.cache.slots:
-            raise ValueError(f"slots is {slots}; the prefix alone has {prefix.cache.slots}")
+            raise ValueError(f"slots is {slots}, but the prefix already has {prefix.cache.slots}")
         ids = self._adapter_ids(wanted, batch, size)
         source = [readers.index(a) for a in wanted]
         rows = np.asarray(source + [0] * (size - batch), np.int32)
         cache, hidden = self._share(prefix.cache, prefix.hidden, rows, slots)
         return Conversation(cache, hidden, ids, [list(prefix.history[i]) for i in source], prefix.unread[source], limit)
 
-    # Answering
+    # Sampling
 
     def generate(self, conversation: Conversation, sampling: Sampling | Sequence[Sampling]):
-        """Free text, each row until a stop token or its budget: (list of `Completion`, conversation).
+        """Generate free text, each row until a stop token or its budget.
 
-        With one `Sampling` for all, row i takes its seed + i, so that K samples of one prompt differ.
+        With a single `Sampling`, row i uses its seed + i, so that K samples of one prompt differ.
+
+        Returns:
+            A list of `Completion`, and the conversation.
         """
         conversation.check_unused()
         requests = with_seeds(sampling, conversation.rows) if isinstance(sampling, Sampling) else list(sampling)
@@ -209,10 +221,17 @@ class Engine(Programs):
         return answers, dataclasses.replace(conversation, cache=rows.cache, history=history, unread=unread)
 
     def choose(self, conversation: Conversation, choices: choice.Choices, legal, *, temperature=1.0, seeds=0):
-        """One legal action per row, legal bool [rows, A]: (`Choice` on the host, conversation).
+        """Choose one legal action per row.
 
-        temperature  a number or one per row
-        seeds        one per row, or a number: row i then takes that + i
+        Args:
+            conversation: The conversation, which is consumed.
+            choices: The action names.
+            legal: bool [rows, A].
+            temperature: A number, or one per row.
+            seeds: One per row, or a number; then row i uses that + i.
+
+        Returns:
+            A `Choice` on the host, and the conversation.
         """
         conversation.check_unused()
         legal = np.asarray(legal, bool)
@@ -235,7 +254,7 @@ class Engine(Programs):
         )
         host = jax.tree.map(lambda x: np.asarray(x)[:rows], dataclasses.replace(result, cache=None))
         for i in np.flatnonzero(~np.isfinite(host.logps).all(axis=1)):
-            raise FloatingPointError(f"the logits of row {i} are not finite at its answer")
+            raise FloatingPointError(f"the logits of row {i} are not finite")
         history = [
             past + t[:n].tolist() for past, t, n in zip(conversation.history, host.tokens, host.lengths, strict=True)
         ]
@@ -245,10 +264,10 @@ class Engine(Programs):
     def top_logprobs(
         self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = TOP
     ) -> list[list[tuple[int, float]]]:
-        """For every token of `ids` from number `start` on: the k likeliest in its place, with their log-probs.
+        """Return the k most likely tokens at each position from `start` on, with their log-probs.
 
-        They are those of the distribution that `sampling` draws from, without a repetition penalty, and are computed
-        by reading the row again with the present weights. Any thread may ask.
+        They follow the distribution of `sampling`, without a repetition penalty, and are computed from all tokens with
+        the present weights. Thread-safe.
         """
         batch, time = batch_bucket(1, self.row_multiple), self.bucket
         while time < len(ids):
@@ -256,21 +275,23 @@ class Engine(Programs):
         tokens, lengths = pad_rows([list(ids)], batch, min(time, self.model.cfg.max_positions))
         settings = settings_for([dataclasses.replace(sampling, repetition_penalty=1.0)], batch)
         policies, most = np.full((batch,), policy, np.int32), min(TOP, self.model.cfg.vocab_size)
-        found = self._top_logprobs(self.weights, tokens, lengths, policies, settings, most)
-        best, logps = (np.asarray(x)[0, start - 1 : len(ids) - 1, :k] for x in found)
+        top = self._top_logprobs(self.weights, tokens, lengths, policies, settings, most)
+        best, logps = (np.asarray(x)[0, start - 1 : len(ids) - 1, :k] for x in top)
         return [list(zip(*pair, strict=True)) for pair in zip(best.tolist(), logps.tolist(), strict=True)]
 
     def limit(self, slots: int) -> int:
-        """Tokens a row may hold when this many slots are asked for."""
+        """Return the maximum number of tokens of a row for a requested number of slots."""
         checks.check_slots(self.model.cfg, slots)
         return min(round_up(slots, self.bucket), self.model.cfg.max_positions)
 
     def _adapter_ids(self, ids, rows: int, batch: int) -> np.ndarray:
+        """Check adapter ids and pad them to the batch."""
         ids = np.zeros((rows,), np.int32) if ids is None else np.asarray(ids, np.int32)
         if ids.shape != (rows,):
-            raise ValueError(f"adapter_ids has shape {ids.shape}; expected one for each of {rows} rows")
+            raise ValueError(f"adapter_ids has shape {ids.shape}, but must have {(rows,)}")
         checks.check_adapters(ids.tolist(), self.n_adapters)
         return np.pad(ids, (0, batch - rows))
 
     def _caught_up(self, conversation):
+        """Add the last generated tokens to the cache."""
         return self.append(conversation, [[]] * conversation.rows) if conversation.unread.any() else conversation

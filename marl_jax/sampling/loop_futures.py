@@ -1,7 +1,7 @@
-"""Results of a thread, for event loops: those that come together wake a loop once.
+"""Results of a thread for event loops, delivered with one wake-up per loop.
 
-`asyncio.wrap_future` and `call_soon_threadsafe` write to the loop's socket each time. A chunk of decoding ends hundreds
-of answers, or has new tokens for them, and the thread that hands them out has the device waiting.
+`asyncio.wrap_future` and `call_soon_threadsafe` write to the loop's socket each time. A decoding chunk finishes
+hundreds of completions, or has new tokens for them, and the device waits for the thread that delivers them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class LoopFutures:
-    """Carries results of `concurrent.futures`, and calls, into the event loops that want them, in their order."""
+    """Delivers results of `concurrent.futures`, and calls, to event loops in order."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class LoopFutures:
         self._holding = threading.local()
 
     async def wait_for(self, future: Future) -> Any:
-        """The result of a future; where the coroutine is cancelled, so is the future."""
+        """Wait for a future in a coroutine; cancelling the coroutine cancels the future."""
         loop = asyncio.get_running_loop()
         here = loop.create_future()
         future.add_done_callback(functools.partial(self.call, loop, _settle, here))
@@ -35,7 +35,10 @@ class LoopFutures:
                 future.cancel()
 
     def call(self, loop: asyncio.AbstractEventLoop, function: Callable, *args: Any) -> None:
-        """Calls a function in an event loop; one that raises is reported there and holds up nobody."""
+        """Call a function in an event loop.
+
+        Exceptions are reported to the loop and do not affect other calls.
+        """
         with self._lock:
             self._due.setdefault(loop, []).append((function, args))
         if not getattr(self._holding, "now", False):
@@ -43,7 +46,7 @@ class LoopFutures:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What this thread finishes or calls in its scope wakes the loops at its end."""
+        """Delay all results and calls of this thread until the end of the context."""
         outer, self._holding.now = getattr(self._holding, "now", False), True
         try:
             yield
@@ -53,14 +56,16 @@ class LoopFutures:
                 self._wake()
 
     def _wake(self) -> None:
+        """Deliver everything that is due, with one wake-up per loop."""
         with self._lock:
             due, self._due = self._due, {}
         for loop, calls in due.items():
-            with contextlib.suppress(RuntimeError):  # a loop that was closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(_deliver, loop, calls)
 
 
 def _deliver(loop: asyncio.AbstractEventLoop, calls: list[tuple[Callable, tuple]]) -> None:
+    """Run calls in the event loop."""
     for function, args in calls:
         try:
             function(*args)
@@ -69,6 +74,7 @@ def _deliver(loop: asyncio.AbstractEventLoop, calls: list[tuple[Callable, tuple]
 
 
 def _settle(here: asyncio.Future, future: Future) -> None:
+    """Copy the result of a thread's future to one of the event loop."""
     if here.done():
         return
     if future.cancelled():

@@ -1,6 +1,6 @@
-"""Which samples decode, in which pages, and what has to be read for them: decided on the host, without a device.
+"""Assignment of samples to rows and pages, computed on the host.
 
-A mesh may split the batch into parts, each with its own rows and pages; a sample stays in the part that took it.
+A mesh may shard the batch into parts, each with its own rows and pages. A sample stays in its part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from marl_jax.sampling.slots import Slots
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Tokens of one context that stand next to each other, to be read into its pages from `start` on."""
+    """Consecutive tokens of one context to be prefilled.
+
+    Attributes:
+        tokens: int32 [n].
+        start: Position of the first token.
+        pages: Pages of the context.
+        policy: Index of the policy.
+    """
 
     tokens: np.ndarray
     start: int
@@ -27,7 +34,14 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedPages:
-    """Pages of a row that has ended; of `tokens`, which can be found again, `known` full pages are findable already."""
+    """Pages of a finished row.
+
+    Attributes:
+        pages: The pages.
+        policy: Index of the policy.
+        tokens: Tokens of the pages if these should become findable, otherwise None.
+        known: Number of full pages that are already findable.
+    """
 
     pages: list[int]
     policy: int
@@ -36,12 +50,16 @@ class ReleasedPages:
 
 
 class Part:
-    """The samples of some rows, and the pages they share.
+    """The samples of some rows, and the pages that they share.
 
-    version   tells the version of the weights of a policy
-    chunk     steps that a row decodes at a time: it has pages for these before it begins
-    exact     what a sample gets must not depend on memory, to the last bit: it has pages for its whole answer from the
-              start, so that it is never read again, and only what was read is found again, not what was decoded
+    Args:
+        pool: The pages.
+        slots: The rows.
+        version: Returns the version of a policy's weights.
+        chunk: Steps per chunk. A row has pages for these before it starts the chunk.
+        exact: Whether results must not depend on memory pressure, bit for bit. Then a sample has pages for its full
+            completion from the start, so that it is never prefilled again, and only prefilled pages become findable.
+        usage: Counters to update.
     """
 
     def __init__(
@@ -49,31 +67,32 @@ class Part:
     ):
         self.pool, self.slots, self.version = pool, slots, version
         self.chunk, self.exact, self.usage = chunk, exact, usage
-        self.preempted: list[Sample] = []  # for the queue, the one that had its row longest first
-        self._reads: list[PendingPrefill] = []  # in the order in which they depend on each other
-        self._shared: dict[Request, PendingPrefill] = {}  # contexts that further samples of their request will continue
-        self._copies: list[Sample] = []  # samples that wait for a copy of a page
-        self._left: list[ReleasedPages] = []  # what rows have left behind, not yet given up
+        self.preempted: list[Sample] = []  # to be queued again, oldest row first
+        self._reads: list[PendingPrefill] = []  # in the order of their dependencies
+        self._shared: dict[Request, PendingPrefill] = {}  # contexts that more samples of their request will continue
+        self._copies: list[Sample] = []  # samples that need a copy of a page
+        self._left: list[ReleasedPages] = []  # pages of finished rows, not yet released
 
     @property
     def active(self) -> list[Sample]:
-        """The samples that have a row."""
+        """Samples that have a row."""
         return [sample for sample in self.slots.samples if sample is not None]
 
     # Rows and pages
 
     def place(self, sample: Sample) -> bool:
-        """Gives a sample a row and pages for its context; False if there is no room for it now."""
+        """Assign a row and pages to a sample; return False if none are free."""
         if self._place(sample):
             return True
         if self.slots.free < len(self.slots.samples):
             return False
-        # No row will let pages go: what is kept for further samples does, and this one shares with none of its request.
+        # No row is active, so none will release pages: release shared contexts and place this sample without sharing.
         for read in [read for read in self._shared.values() if read.done]:
             self._unshare(read)
         return self._place(sample, alone=True)
 
     def _place(self, sample: Sample, alone: bool = False) -> bool:
+        """Try to place a sample; `alone` prevents sharing with samples of its request."""
         request, pool, fresh = sample.request, self.pool, not len(sample.tokens)
         read = self._shared.get(request) if fresh and not alone else None
         begun = read is None
@@ -82,7 +101,7 @@ class Part:
             if read is None:
                 return False
         full, tail = divmod(len(read.tokens), pool.size)
-        # The last sample that continues a context takes its last page as it is; the others get a copy.
+        # The last sample that continues a context takes over its last page; the others get a copy.
         copies = tail > 0 and fresh and request.unplaced > 1 and not alone
         more = pool.pages_for(sample.most) - len(read.pages) if self.exact else 0
         own = self._take(copies + more)
@@ -107,36 +126,40 @@ class Part:
         return True
 
     def _begin(self, sample: Sample) -> PendingPrefill | None:
+        """Reserve pages for a context and queue its prefill; return None if pages are short."""
         tokens, pool = sample.context[:-1], self.pool
-        found, busy = pool.known(sample.request.policy, tokens), len(self.slots.samples) - self.slots.free
-        missing = pool.pages_for(len(tokens)) - len(found)
-        pool.hold(found)
-        # Rows that decode are about to need a page each: what is taken from them now would be read again.
+        known, busy = pool.known(sample.request.policy, tokens), len(self.slots.samples) - self.slots.free
+        missing = pool.pages_for(len(tokens)) - len(known)
+        pool.hold(known)
+        # Every decoding row may need another page soon; taking these now would only lead to preemption.
         spare = 0 if self.exact else busy
         if missing > pool.available - spare:
             self.settle()
         if missing > pool.available - spare and (busy or missing > pool.available):
-            pool.release(found)
+            pool.release(known)
             return None
         taken = pool.take(missing)
         assert taken is not None
-        pages = found + taken
-        waits = [page for page in found if page in pool.unread] if pool.unread else []
-        pool.publish(sample.request.policy, tokens, pages, len(found), unread=True)
-        read = PendingPrefill(sample.request, tokens, pages, waits, len(found) * pool.size)
+        pages = known + taken
+        waits = [page for page in known if page in pool.unread] if pool.unread else []
+        pool.publish(sample.request.policy, tokens, pages, len(known), unread=True)
+        read = PendingPrefill(sample.request, tokens, pages, waits, len(known) * pool.size)
         self._reads.append(read)
         self.usage.reused += read.next
         return read
 
     def _give_up(self, read: PendingPrefill):
-        """Undoes `_begin`."""
+        """Undo `_begin`."""
         self._reads.remove(read)
         self.usage.reused -= read.next
         self.pool.forget([page for page in read.pages[read.next // self.pool.size :] if page in self.pool.unread])
         self.pool.release(read.pages)
 
     def grow(self) -> np.ndarray:
-        """The rows that decode now, with pages for the next chunk; others may lose their row to them."""
+        """Reserve pages for the next chunk and return the rows that decode it.
+
+        Other rows may be preempted.
+        """
         slots, pool = self.slots, self.pool
         going = np.flatnonzero(slots.ready)
         ends = np.minimum(slots.lengths[going] + self.chunk, slots.most[going])
@@ -148,17 +171,21 @@ class Part:
         order = np.argsort(slots.came[going])
         stay = []
         for slot, count in zip(going[order], need[order], strict=True):
-            if slots.samples[slot] is None:  # preempted for one that came before
+            if slots.samples[slot] is None:  # preempted for an older sample
                 continue
             while (pages := pool.take(int(count))) is None and self._reclaim(slot):
                 pass
-            if pages is not None:  # otherwise it sits out until what is being read lets pages go
+            if pages is not None:  # otherwise the row waits until pending prefills release pages
                 slots.add_pages(np.asarray([slot]), np.asarray([count]), pages)
                 stay.append(slot)
         return np.sort(np.asarray([slot for slot in stay if slots.samples[slot] is not None], np.int64))
 
     def _reclaim(self, keep: int) -> bool:
-        """Makes pages available: contexts that only wait for rows first, then the last row of those that came later."""
+        """Make pages available, and return False if that is impossible.
+
+        Contexts that only wait for rows are released first, then the most recent row that is newer than `keep` is
+        preempted.
+        """
         waiting = [read for read in self._shared.values() if read.done]
         if waiting:
             for read in waiting:
@@ -177,9 +204,10 @@ class Part:
         return True
 
     def release(self, sample: Sample, spoilt: bool = False) -> None:
-        """Takes the row from a sample. What it has in full pages can be found again, unless it is spoilt.
+        """Free the row of a sample.
 
-        The row is free at once; its pages are by the next `settle`, or when somebody needs them.
+        The row is free at once; its pages are released by the next `settle` or when pages are short. Full pages become
+        findable unless they are spoilt.
         """
         slot, policy = sample.slot, sample.request.policy
         assert slot is not None
@@ -192,14 +220,14 @@ class Part:
             self._copies.remove(sample)
         sample.read = sample.copy = None
         self.slots.clear(slot, self.version(policy))
-        if spoilt:  # to be wiped before the next chunk
+        if spoilt:  # to be cleared before the next chunk
             self.pool.spoil(left.pages)
             self.pool.release(left.pages)
         else:
             self._left.append(left)
 
     def settle(self) -> None:
-        """Gives up the pages of rows that have ended."""
+        """Release the pages of finished rows."""
         left, self._left = self._left, []
         for one in left:
             if one.tokens is not None:
@@ -207,18 +235,18 @@ class Part:
             self.pool.release(one.pages)
 
     def _take(self, count: int) -> list[int] | None:
-        """Pages to hold, or None if there are not as many."""
+        """Take pages, or return None if fewer are available."""
         if count > self.pool.available:
             self.settle()
         return self.pool.take(count)
 
     def close(self, request: Request) -> None:
-        """No further sample will continue the context of this request."""
+        """Release a request's context, which no further sample will continue."""
         if request in self._shared:
             self._unshare(self._shared[request])
 
     def forget(self, policy: int) -> list[Sample]:
-        """Lets go of everything that a policy has read, since its weights change; returns the samples without a row."""
+        """Drop the cached contexts of a policy, and return its samples, which lose their rows."""
         gone = [s for s in self.active if s.request.policy == policy]
         gone.sort(key=lambda sample: self.slots.came[sample.slot])
         for sample in gone:
@@ -231,38 +259,45 @@ class Part:
         self.pool.forget_policy(policy)
         return gone
 
-    # Reading
+    # Prefill
 
     def unread_lines(self, width: int, enough: int) -> int:
-        """Lines of `width` tokens that have not been given to the device, counted up to `enough` or a few more."""
-        found = 0
+        """Count the lines of `width` tokens that still have to be prefilled.
+
+        Counting stops when `enough` is reached.
+        """
+        count = 0
         for read in self._reads:
-            if found >= enough:
+            if count >= enough:
                 break
-            found += -(-(len(read.tokens) - read.next) // width)
-        return found
+            count += -(-(len(read.tokens) - read.next) // width)
+        return count
 
     def lines(self, most: int, width: int) -> list[Line]:
-        """Up to `most` lines of `width` tokens. What a line attends to is in it, in an earlier one, or read already."""
-        found: list[Line] = []
+        """Return up to `most` lines of `width` tokens to prefill next.
+
+        A line attends only to its own tokens, to earlier lines, and to prefilled pages.
+        """
+        lines: list[Line] = []
         size, unread = self.pool.size, self.pool.unread
         for read in list(self._reads):
             if any(page in unread for page in read.waits):
                 continue
             first = read.next
-            while read.next < len(read.tokens) and len(found) < most:
+            while read.next < len(read.tokens) and len(lines) < most:
                 end = min(read.next + width, len(read.tokens))
-                found.append(Line(read.tokens[read.next : end], read.next, read.pages, read.request.policy))
+                lines.append(Line(read.tokens[read.next : end], read.next, read.pages, read.request.policy))
                 read.next = end
             self.usage.read += read.next - first
             unread.difference_update(read.pages[first // size : read.next // size])
             if read.next == len(read.tokens):
                 self._complete(read)
-            elif len(found) == most:
+            elif len(lines) == most:
                 break
-        return found
+        return lines
 
     def _complete(self, read: PendingPrefill):
+        """Mark a prefill as done, so that its samples can decode."""
         read.done = True
         self._reads.remove(read)
         for sample in read.samples:
@@ -273,23 +308,24 @@ class Part:
             self.pool.release(read.pages)
 
     def copies(self) -> list[tuple[int, int]]:
-        """Pages to copy before the next chunk, as (source, target)."""
-        ready = [sample for sample in self._copies if sample.read is None]
-        pairs = [sample.copy for sample in ready if sample.copy is not None]
+        """Return the pages to copy before the next chunk, as (source, target)."""
+        prefilled = [sample for sample in self._copies if sample.read is None]
+        pairs = [sample.copy for sample in prefilled if sample.copy is not None]
         self._copies = [sample for sample in self._copies if sample.read is not None]
-        for sample in ready:
+        for sample in prefilled:
             sample.copy = None
         for request in [q for q in self._shared if not q.unplaced]:
             self._unshare(self._shared[request])
         return pairs
 
     def _unshare(self, read: PendingPrefill):
+        """Stop keeping a context for further samples."""
         del self._shared[read.request]
         if read.done:
             self.pool.release(read.pages)
 
     def memory(self) -> Memory:
-        """What is held now."""
+        """Return the present use of the pages."""
         slots, pool = self.slots, self.pool
         filled = np.zeros((pool.count,), np.int32)
         order = np.arange(slots.table.shape[1])
@@ -299,8 +335,8 @@ class Part:
             held = order < n_pages[:, None]
             np.maximum.at(filled, table[held] - pool.first, inside[held])
 
-        ready = np.flatnonzero(slots.ready)
-        fill(slots.table[ready], slots.n_pages[ready], slots.lengths[ready])
+        decoding = np.flatnonzero(slots.ready)
+        fill(slots.table[decoding], slots.n_pages[decoding], slots.lengths[decoding])
         for read in {*self._reads, *self._shared.values()}:
             table = np.zeros((1, len(order)), np.int32)
             table[0, : len(read.pages)] = read.pages

@@ -1,6 +1,6 @@
-"""The compiled programs of one engine: what runs on the device between two looks from the host.
+"""The compiled programs of an engine.
 
-All of them take the weights as an argument, so new weights need no new program. They are compiled when first used.
+All programs take the weights as an argument, so new weights need no recompilation. They are compiled on first use.
 """
 
 from __future__ import annotations
@@ -27,13 +27,20 @@ from models.sharding import constrain
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """What changes with an update: parameters and adapters laid out for decoding, and the adapters' scale [n]."""
+    """Weights that an update replaces.
+
+    Attributes:
+        params: Parameters, laid out for decoding.
+        adapters: Adapters, laid out for decoding, or None.
+        scale: float32 [n], scales of the adapters, or None.
+    """
 
     params: dict
     adapters: tuple | None
     scale: jax.Array | None
 
     def lora(self, ids: jax.Array) -> lora.Lora | None:
+        """Return the adapters of rows with these ids, int32 [B]; None without LoRA."""
         if self.adapters is None:
             return None
         assert self.scale is not None
@@ -43,13 +50,16 @@ class Weights:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Lines(Generic[Array]):
-    """Tokens to be read into pages, on the host: lines of C tokens, of which a long context takes several at once.
+    """Lines of C tokens to be prefilled into pages.
 
-    tokens       int32 [B, C], right-padded
-    starts       int32 [B], the position of each line's first token
-    lengths      int32 [B], its tokens; 0 for a line that is not used
-    table        int32 [B, M], the pages of its context
-    adapter_ids  int32 [B]
+    A long context may have several lines.
+
+    Attributes:
+        tokens: int32 [B, C], right-padded.
+        starts: int32 [B], position of each line's first token.
+        lengths: int32 [B], tokens per line; 0 for padding.
+        table: int32 [B, M], pages of the context.
+        adapter_ids: int32 [B].
     """
 
     tokens: Array
@@ -62,18 +72,19 @@ class Lines(Generic[Array]):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowBatch(Generic[Array]):
-    """Rows that decode together, on the host.
+    """Rows that decode together.
 
-    token        int32 [B], the last token, not yet read
-    lengths      int32 [B], tokens that were read
-    budget       int32 [B], tokens that may still be written; 0 for a row that is not used
-    seeds        uint32 [B]
-    temperature  float32 [B]
-    stop_ids     int32 [B, n], padded with −1
-    adapter_ids  int32 [B]
-    table        int32 [B, M], the pages of each row
-    filters      see `decode.Settings`
-    allowed      see `decode.Settings`
+    Attributes:
+        token: int32 [B], the last token, not yet in the cache.
+        lengths: int32 [B], tokens in the cache.
+        budget: int32 [B], tokens that may still be generated; 0 for padding.
+        seeds: uint32 [B].
+        temperature: float32 [B].
+        stop_ids: int32 [B, n], padded with −1.
+        adapter_ids: int32 [B].
+        table: int32 [B, M], pages of each row.
+        filters: See `decode.Settings`.
+        allowed: See `decode.Settings`.
     """
 
     token: Array
@@ -89,28 +100,32 @@ class RowBatch(Generic[Array]):
 
 
 def last(hidden: jax.Array, lengths: jax.Array) -> jax.Array:
-    """hidden [B, T, D] at each row's last real token -> [B, D]."""
+    """Select the hidden state of each row's last token: [B, T, D] -> [B, D]."""
     where = jnp.maximum(lengths - 1, 0)[:, None, None]
     return jnp.take_along_axis(hidden, where, axis=1)[:, 0]
 
 
 def spread(tree):
-    """Rows over the data axes, heads of a cache over the tensor axis: the same in every program, so none recompiles."""
+    """Constrain rows to the data axes and heads of a cache to the tensor axis.
+
+    All programs use the same sharding, so none is recompiled.
+    """
     return jax.tree.map(lambda x: constrain(x, "BSKH" if x.ndim == 4 else "B" + "_" * (x.ndim - 1)), tree)
 
 
 class Programs:
-    """What an `Engine` and its `Batcher` run."""
+    """Programs of an `Engine` and its `Batcher`."""
 
     def __init__(self, model: Model, dtype, mesh: jax.sharding.Mesh | None):
         self.model, self.dtype, self.mesh = model, dtype, mesh
 
     @staticmethod
     def compiler_options() -> dict | None:
+        """Return the compiler options of this machine."""
         return options()
 
     def jit(self, function, **kwargs):
-        """Compiles under this engine's mesh and options."""
+        """Jit a function under the engine's mesh and compiler options."""
         jitted = jax.jit(function, compiler_options=self.compiler_options(), **kwargs)
         if self.mesh is None:
             return jitted
@@ -128,7 +143,7 @@ class Programs:
         return under_mesh
 
     def page_bytes(self, size: int) -> int:
-        """Bytes that a page of `size` slots takes on a device."""
+        """Return the bytes of a page of `size` tokens on a device."""
         with contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh):
             return kv.page_nbytes(self.model.cfg, size, self.dtype)
 
@@ -136,6 +151,8 @@ class Programs:
 
     @functools.cached_property
     def _prefill(self):
+        """Prefill prompts into a new cache."""
+
         def run(weights, tokens, lengths, ids, slots):
             hidden, cache = self.model.forward(
                 weights.params, tokens, lengths=lengths, new_cache=slots, adapters=weights.lora(ids), dtype=self.dtype
@@ -146,6 +163,8 @@ class Programs:
 
     @functools.cached_property
     def _append(self):
+        """Prefill more tokens into a cache."""
+
         def run(weights, cache, before, tokens, lengths, ids):
             hidden, cache = self.model.forward(
                 weights.params, tokens, lengths=lengths, cache=cache, adapters=weights.lora(ids), dtype=self.dtype
@@ -156,10 +175,13 @@ class Programs:
 
     @functools.cached_property
     def _take(self):
+        """Gather rows of a conversation."""
         return self.jit(lambda arrays, source: spread(jax.tree.map(lambda x: x[source], arrays)))
 
     @functools.cached_property
     def _share(self):
+        """Copy rows of a prefix into a larger cache."""
+
         def run(cache, hidden, source, slots):
             room = ((0, 0), (0, slots - cache.slots), (0, 0), (0, 0))
             layers = jax.tree.map(lambda x: jnp.pad(x, room)[source], cache.layers)
@@ -169,6 +191,8 @@ class Programs:
 
     @functools.cached_property
     def _begin(self):
+        """Sample the first token of completions."""
+
         def run(weights, hidden, cache, settings):
             return spread(decode.begin(self.model, weights.params, hidden, cache, settings))
 
@@ -176,6 +200,8 @@ class Programs:
 
     @functools.cached_property
     def _chunk(self):
+        """Decode a chunk of a conversation."""
+
         def run(weights, rows, settings, ids, steps):
             rows, *written = decode.chunk(
                 self.model, weights.params, rows, settings, steps, weights.lora(ids), self.dtype
@@ -186,6 +212,8 @@ class Programs:
 
     @functools.cached_property
     def _choose(self):
+        """Choose one legal action per row."""
+
         def run(weights, hidden, cache, choices, legal, temperature, seeds, ids):
             return spread(
                 choice.choose(
@@ -207,18 +235,20 @@ class Programs:
 
     @functools.cached_property
     def _top_logprobs(self):
+        """Compute the most likely tokens at every position."""
+
         def run(weights, tokens, lengths, ids, settings, k):
-            """The k likeliest tokens at every position of rows [B, T], and their log-probs: both [B, T, k]."""
+            """Return the k most likely tokens and their log-probs, both [B, T, k]."""
             hidden, _ = self.model.forward(
                 weights.params, tokens, lengths=lengths, adapters=weights.lora(ids), dtype=self.dtype
             )
 
-            def one(x):  # hidden [B, D] of one position; all logits at once would be large
+            def one(x):  # hidden [B, D] of one position, since logits of all positions would be large
                 logits = draw.scaled(self.model.logits(weights.params, x), settings.temperature)
                 if settings.filters is not None:
                     logits = draw.keep_top_p(draw.keep_top_k(logits, settings.filters.top_k), settings.filters.top_p)
-                values, found = jax.lax.top_k(logits, k)
-                return found, values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+                values, best = jax.lax.top_k(logits, k)
+                return best, values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
 
             return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), jax.lax.map(one, jnp.moveaxis(hidden, 1, 0)))
 
@@ -226,16 +256,20 @@ class Programs:
 
     @functools.cached_property
     def _put_adapter(self):
+        """Replace one adapter."""
+
         def run(adapters, new, which):
             new = lora.unstack(new, len(adapters), self.dtype)
             return jax.tree.map(lambda old, one: old.at[which].set(one), adapters, new)
 
         return self.jit(run)
 
-    # Continuous batching: the device holds pages, and everything about rows comes with the call
+    # Continuous batching: the device holds only pages, and the state of rows is passed with every call
 
     @functools.cached_property
     def _empty_pages(self):
+        """Allocate the pages of a batcher."""
+
         def run(pages, size):
             return spread(kv.empty_pages(self.model.cfg, pages, size, self.dtype))
 
@@ -243,6 +277,8 @@ class Programs:
 
     @functools.cached_property
     def _read_lines(self):
+        """Prefill lines into pages."""
+
         def run(weights, pages, lines: Lines[jax.Array]):
             _, cache = self.model.forward(
                 weights.params,
@@ -259,6 +295,8 @@ class Programs:
 
     @functools.cached_property
     def _decode_rows(self):
+        """Decode a chunk of a batcher's rows."""
+
         def run(weights, pages, rows: RowBatch[jax.Array], steps):
             zeros, filters = jnp.zeros_like(rows.token), rows.filters
             state = decode.Rows(
@@ -279,11 +317,16 @@ class Programs:
 
     @functools.cached_property
     def _copy_pages(self):
+        """Copy pages."""
+
         def run(pages, source, target):
-            """Page source[d, i] over page target[d, i] in part d, both int32 [D, n]; D·n is left out."""
+            """Copy page source[d, i] to page target[d, i] in part d, both int32 [D, n].
+
+            Indices outside the part are ignored.
+            """
 
             def one(x, source, target):
-                # What is read stands apart: fused with the writing, it would need a copy of all pages.
+                # The barrier prevents fusing the read with the write, which would copy all pages.
                 return x.at[target].set(jax.lax.optimization_barrier(x[source]), mode="drop")
 
             return spread(jax.tree.map(lambda x: _in_parts(one, x, source, target), pages))
@@ -292,8 +335,13 @@ class Programs:
 
     @functools.cached_property
     def _wipe_pages(self):
+        """Clear pages."""
+
         def run(pages, which):
-            """Zeros in pages int32 [D, n] of part d: what is masked counts with weight 0, and 0 · nan would spread."""
+            """Set pages int32 [D, n] of each part to zero.
+
+            Masked positions have weight 0, and 0 · NaN would spread.
+            """
 
             def one(x, which):
                 return x.at[which].set(0, mode="drop")
@@ -304,6 +352,6 @@ class Programs:
 
 
 def _in_parts(function, pages, *indices):
-    """A function of pages and of page numbers in each of the D parts into which a mesh splits the pages."""
+    """Apply a function of pages and page indices to each of D parts."""
     split = pages.reshape(len(indices[0]), -1, *pages.shape[1:])
     return jax.vmap(function)(split, *indices).reshape(pages.shape)

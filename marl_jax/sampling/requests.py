@@ -1,4 +1,4 @@
-"""What a `Batcher` keeps about its requests, and the usage it reports."""
+"""Requests and samples of a `Batcher`, and its usage counters."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.settings import Constraint, Sampling, sample_seed, stop_width
 
 OnTokens = Callable[[int, Completion], None]
-"""Called with k and what sample k of a request has written since the last call, of which `finish` is "going"."""
+"""Called with k and the new tokens of sample k of a request, a `Completion` with the finish reason "going"."""
 
 
 @dataclasses.dataclass(eq=False)
 class Request:
     """n samples of one prompt.
 
-    answers    one per sample, None until it is there
-    deadline   a value of time.monotonic(), or None
-    begun      whether a sample of it has a row or had one: from then on it belongs to the weights that read it
-    ended      "cancelled", or None; its rows are freed before the next chunk
-    unplaced   samples that wait for a row and have written nothing: what is read for one of them serves all
-    on_tokens  called after a chunk with what is new, or None
+    Attributes:
+        id: Number of the request.
+        prompt: int32 [n], tokens of the prompt.
+        policy: Index of the policy.
+        deadline: A value of `time.monotonic()`, or None.
+        answers: One completion per sample, None until it is finished.
+        begun: Whether one of its samples has or had a row. From then on it uses the weights that prefilled it.
+        ended: "cancelled", or None. Its rows are freed before the next chunk.
+        unplaced: Number of samples that wait for a row and have no tokens, which share one prefill.
+        on_tokens: Called after a chunk with new tokens, or None.
     """
 
     id: int
@@ -37,20 +41,22 @@ class Request:
     on_tokens: OnTokens | None = None
 
     def overdue(self, now: float) -> str | None:
-        """Why it has to end now, or None."""
+        """Return why the request has to end now, or None."""
         return self.ended or ("deadline" if self.deadline is not None and now >= self.deadline else None)
 
 
 @dataclasses.dataclass(eq=False)
 class PendingPrefill:
-    """A context on its way into pages, read once for all samples that continue it.
+    """A context that is being prefilled, once for all samples that continue it.
 
-    tokens   int32 [n], the context but its last token, which the first step of decoding reads
-    pages    that hold it, held for as long as it is read or samples wait for it
-    waits    pages among them that somebody else is reading
-    next     the first position that has not been given to the device
-    samples  that have a row and wait for it
-    done     whether all of it has been given to the device
+    Attributes:
+        request: The request.
+        tokens: int32 [n], the context without its last token, which the first decoding step processes.
+        pages: Its pages, held while it is prefilled or samples wait for it.
+        waits: Pages among them that another context prefills.
+        next: First position that has not been submitted to the device.
+        samples: Samples that have a row and wait for the prefill.
+        done: Whether all tokens have been submitted to the device.
     """
 
     request: Request
@@ -66,12 +72,18 @@ class PendingPrefill:
 class Sample:
     """Sample k of a request, waiting or in a row.
 
-    tokens      int32 [n], written before it got the row it has now; with their `logps` and `versions`
-    slot        its row, or None
-    read        what its row waits for, or None when it may decode
-    copy        (source, target): a page to copy when that has been read, so that samples do not write over each other
-    shown       tokens that the request's `on_tokens` has had
-    constraint  what it may write, or None
+    Attributes:
+        request: The request.
+        k: Index of the sample.
+        sampling: Sampling settings, with the sample's seed.
+        tokens: int32 [n], tokens generated before the sample got its present row.
+        logps: float32 [n], their log-probabilities.
+        versions: int32 [n], versions of their weights.
+        slot: Its row, or None.
+        read: Prefill that its row waits for, or None if it may decode.
+        copy: (source, target) of a page to copy after the prefill, so that samples do not overwrite each other.
+        shown: Number of tokens that were passed to `on_tokens`.
+        constraint: Constraint on its tokens, or None.
     """
 
     request: Request
@@ -88,42 +100,53 @@ class Sample:
 
     @property
     def context(self) -> np.ndarray:
-        """What it begins with when it gets a row: the last token is read by the first step of decoding."""
+        """Tokens so far; the last one is processed by the first decoding step."""
         return np.concatenate([self.request.prompt, self.tokens]) if len(self.tokens) else self.request.prompt
 
     @property
     def most(self) -> int:
-        """Tokens that it has in the cache at its end, if it uses its budget up."""
+        """Number of tokens in the cache at the end, if the full budget is used."""
         return len(self.request.prompt) + self.sampling.max_new_tokens - 1
 
     @property
     def program(self) -> tuple[bool, bool, int, bool]:
-        """What of its settings is part of a program's shape."""
+        """Settings that determine the shape of the decoding program."""
         sampling = self.sampling
         return sampling.filters, sampling.repetition_penalty != 1, stop_width(sampling), self.constraint is not None
 
     def extend(self, tokens: np.ndarray, logps: np.ndarray, version: int) -> None:
-        """Adds tokens that were written under one version of the weights."""
+        """Append tokens that were generated by one version of the weights."""
         self.tokens = np.concatenate([self.tokens, tokens])
         self.logps = np.concatenate([self.logps, logps])
         self.versions = np.concatenate([self.versions, np.full((len(tokens),), version, np.int32)])
 
     def up_to_stop_string(self, tokens: np.ndarray, tokenizer) -> int | None:
-        """How many of the tokens behind its own complete the first stop string, or None."""
+        """Return how many of the new tokens complete the first stop string, or None.
+
+        Args:
+            tokens: int32 [n], the tokens after `self.tokens`.
+            tokenizer: The tokenizer.
+        """
         stops, own = self.sampling.stop_strings, self.tokens.tolist()
         if not _holds(tokenizer.decode(own + tokens.tolist()), stops):
             return None
         return next(n for n in range(len(tokens) + 1) if _holds(tokenizer.decode(own + tokens[:n].tolist()), stops))
 
     def show(self, tokens: np.ndarray, logps: np.ndarray, version: int) -> None:
-        """Hands to `on_tokens` what it has not had yet; the arguments are what the sample's row has written."""
+        """Pass new tokens to `on_tokens`.
+
+        Args:
+            tokens: int32 [n], tokens generated in the present row.
+            logps: float32 [n], their log-probabilities.
+            version: Version of the present weights.
+        """
         fresh = max(self.shown - len(self.tokens), 0)
         new = len(self.tokens) + len(tokens) - self.shown
         if new <= 0:
             return
         tokens, logps = tokens[fresh:].copy(), logps[fresh:].copy()
         versions = np.full((len(tokens),), version, np.int32)
-        if self.shown < len(self.tokens):  # of an earlier row
+        if self.shown < len(self.tokens):  # tokens from an earlier row
             pairs = ((self.tokens, tokens), (self.logps, logps), (self.versions, versions))
             tokens, logps, versions = (np.concatenate([before[self.shown :], row]) for before, row in pairs)
         self.shown += new
@@ -131,12 +154,12 @@ class Sample:
         self.request.on_tokens(self.k, Completion(tokens, logps, "going", versions))
 
     def answer(self, finish: str) -> Completion:
-        """What it has written, for the caller."""
+        """Return the completion with a finish reason."""
         return Completion(self.tokens, self.logps, finish, self.versions)
 
 
 def samples_of(request: Request, sampling: Sampling) -> list[Sample]:
-    """The samples of a request, each with a seed of its own that does not depend on how many there are."""
+    """Create the samples of a request; their seeds do not depend on n."""
     make = sampling.constraint or (lambda: None)
     return [
         Sample(request, k, dataclasses.replace(sampling, seed=sample_seed(sampling.seed, k)), constraint=make())
@@ -145,22 +168,26 @@ def samples_of(request: Request, sampling: Sampling) -> list[Sample]:
 
 
 def _holds(text: str, stops: tuple[str, ...]) -> bool:
+    """Return whether a text contains a stop string."""
     return any(stop in text for stop in stops)
 
 
 @dataclasses.dataclass
 class Usage:
-    """What a batcher has done so far, and what it has before it.
+    """Work done by a batcher so far, and its open requests.
 
-    generated  tokens written
-    read       tokens read into pages: of prompts, and of answers read again; the last one of a prompt is not among
-               them, since the first step of decoding reads it
-    reused     tokens of contexts that were in pages already when a sample got its row
-    slots      decoding steps times rows
-    preempted  how often a sample gave its row up because memory was short
-    seconds    of work, of which the device had something to read or to decode for `device`
-    waiting    requests of which nothing has been read yet, and `running` the other open ones
-    versions   of the weights, per policy
+    Attributes:
+        generated: Tokens generated.
+        read: Tokens prefilled, including completions that were prefilled again after preemption. The last token of a
+            prompt is not included, since the first decoding step processes it.
+        reused: Tokens of contexts that were already in pages when a sample got its row.
+        slots: Decoding steps times rows.
+        preempted: Number of samples that lost their row because memory was short.
+        seconds: Seconds of work.
+        device: Seconds in which the device was busy.
+        waiting: Open requests that have not begun.
+        running: Open requests that have begun.
+        versions: Version of the weights of each policy.
     """
 
     generated: int = 0
@@ -176,17 +203,18 @@ class Usage:
 
     @property
     def useful(self) -> float:
-        """The share of decoding slots that gave a token."""
+        """Share of decoding slots that generated a token."""
         return self.generated / max(self.slots, 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What pages hold at a moment.
+    """Present use of the pages.
 
-    tokens  that rows and contexts in progress have in pages, those of shared pages once
-    slots   of the pages that are held for them
-    total   slots of all pages; the others are free, or hold contexts that may be found again
+    Attributes:
+        tokens: Tokens of rows and pending contexts in pages, counting shared pages once.
+        slots: Slots of the pages that are held for them.
+        total: Slots of all pages; the others are free or hold reusable contexts.
     """
 
     tokens: int

@@ -1,4 +1,4 @@
-"""How a request is answered, as the caller writes it; `batch_settings` has the same as arrays. Needs no JAX."""
+"""Sampling settings of a request. Importing this module does not import JAX."""
 
 from __future__ import annotations
 
@@ -10,23 +10,32 @@ import numpy as np
 
 
 class Constraint(Protocol):
-    """What one answer may consist of, kept on the host: asked before every token, and told of it."""
+    """A constraint on the tokens of one completion, evaluated on the host before every token."""
 
     def mask(self) -> np.ndarray:
-        """bool [V]: tokens that may come next; never none."""
+        """Return the tokens that may come next, bool [V], at least one."""
         ...
 
     def advance(self, token: int) -> None:
-        """This token has come."""
+        """Record the next token."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How to answer one request. Everything but the first four fields is off by default, as RL needs it.
+    """Sampling settings of one request. By default nothing changes the distribution, as RL requires.
 
-    constraint  makes the constraint of an answer, one for each sample; such answers are decoded one step at a time, by
-                a `Batcher` only, and their log-probs are those of the constrained distribution
+    Attributes:
+        temperature: Sampling temperature, 0 for greedy decoding.
+        max_new_tokens: Maximum number of tokens to generate.
+        stop_ids: Token ids that end the completion.
+        seed: Random seed.
+        top_k: Number of most likely tokens to sample from; 0 is off.
+        top_p: Probability mass of the most likely tokens to sample from; 1 is off.
+        repetition_penalty: Penalty for tokens in the context; 1 is off.
+        stop_strings: Strings that end the completion. Only a `Batcher` supports them.
+        constraint: Creates the constraint of each sample, or None. Constrained completions are decoded one step at a
+            time, by a `Batcher` only, and their log-probs are those of the constrained distribution.
     """
 
     temperature: float = 1.0
@@ -41,34 +50,37 @@ class Sampling:
 
     def __post_init__(self):
         checks = {
-            "temperature": (self.temperature >= 0, "0 or more"),
+            "temperature": (self.temperature >= 0, ">= 0"),
             "seed": (0 <= self.seed < 2**32, "0 to 2**32 - 1"),
-            "max_new_tokens": (self.max_new_tokens >= 1, "1 or more"),
-            "top_k": (self.top_k >= 0, "0 (off) or more"),
-            "top_p": (0 < self.top_p <= 1, "more than 0, at most 1 (off)"),
-            "repetition_penalty": (self.repetition_penalty > 0, "more than 0; 1 is off"),
-            "stop_strings": (all(self.stop_strings), "no empty string: it would stop every answer at once"),
+            "max_new_tokens": (self.max_new_tokens >= 1, ">= 1"),
+            "top_k": (self.top_k >= 0, ">= 0; 0 is off"),
+            "top_p": (0 < self.top_p <= 1, "> 0 and <= 1; 1 is off"),
+            "repetition_penalty": (self.repetition_penalty > 0, "> 0; 1 is off"),
+            "stop_strings": (all(self.stop_strings), "without empty strings, which would end every completion at once"),
         }
-        for field, (fine, accepted) in checks.items():
-            if not fine:
-                raise ValueError(f"{field} is {getattr(self, field)!r}, but must be {accepted}")
+        for field, (valid, rule) in checks.items():
+            if not valid:
+                raise ValueError(f"{field} is {getattr(self, field)!r}, but must be {rule}")
 
     @property
     def filters(self) -> bool:
-        """Whether the distribution is changed by more than the temperature."""
+        """Whether anything but the temperature changes the distribution."""
         return bool(self.top_k) or self.top_p < 1 or self.repetition_penalty != 1
 
 
 def sample_seed(seed: int, k: int) -> int:
-    """The seed of sample k of a request: its own for k = 0, unrelated to those of neighbouring seeds for the others."""
+    """Return the seed of sample k of a request.
+
+    Sample 0 has the seed of the request. The seeds of the others are unrelated to those of neighbouring seeds.
+    """
     return seed if k == 0 else int(np.random.SeedSequence([seed, k]).generate_state(1)[0])
 
 
 def with_seeds(sampling: Sampling, rows: int) -> list[Sampling]:
-    """The same for every row but the seed, which counts up from row to row."""
+    """Return the settings of each row, with consecutive seeds."""
     return [dataclasses.replace(sampling, seed=(sampling.seed + i) % 2**32) for i in range(rows)]
 
 
 def stop_width(sampling: Sampling) -> int:
-    """Columns that its stop ids need in an array: steps of four, so that few programs do for all."""
+    """Return the number of columns for stop ids, a multiple of 4 to limit recompilation."""
     return max(4, -(-len(sampling.stop_ids) // 4) * 4)

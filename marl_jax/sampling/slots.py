@@ -1,4 +1,4 @@
-"""What the samples of some rows are doing, as columns with a line for each row: a chunk needs no loop over rows."""
+"""State of a batcher's rows as columns, which avoids loops over rows."""
 
 from __future__ import annotations
 
@@ -16,18 +16,26 @@ PLAIN_STOPS = stop_width(Sampling())
 
 
 class Slots:
-    """Columns of `rows` lines, of which some have a sample.
+    """Columns with one entry per row; some rows have a sample.
 
-    samples  the sample of each line, or None
-    ready    bool, whether its context has been read
-    bound    bool, whether its sample has a constraint
-    came     int64, when it got its line: later ones have larger numbers
-    lengths  int32, tokens it has in the cache
-    budget   int32, tokens that it may still write
-    most     int32, tokens in the cache when it has used its budget up
-    table    int32 [rows, M], its pages, `n_pages` of them
-    written  int32, tokens it has written since it got its line
-    filler   a page for the rest of the table, which is never attended to
+    Args:
+        rows: Number of rows.
+        width: Columns of the page table.
+        longest: Maximum number of tokens of a context.
+        chunk: Decoding steps per chunk.
+        filler: Page for unused entries of the page table, which is never attended to.
+
+    Attributes:
+        samples: Sample of each row, or None.
+        ready: bool, whether the context has been prefilled.
+        bound: bool, whether the sample has a constraint.
+        came: int64, order in which samples got their rows.
+        lengths: int32, tokens in the cache.
+        budget: int32, tokens that may still be generated.
+        most: int32, tokens in the cache when the full budget is used.
+        table: int32 [rows, M], pages of each row.
+        n_pages: int32, number of its pages.
+        written: int32, tokens generated since the sample got its row.
     """
 
     def __init__(self, rows: int, width: int, longest: int, chunk: int, filler: int):
@@ -50,17 +58,18 @@ class Slots:
 
     @property
     def free(self) -> int:
+        """Number of free rows."""
         return len(self._free)
 
     def pages(self, slot: int) -> list[int]:
-        """The pages of a line, in order."""
+        """Return the pages of a row, in order."""
         return self.table[slot, : self.n_pages[slot]].tolist()
 
-    def put(self, sample: Sample, pages: Sequence[int], ready: bool) -> int:
-        """Gives a sample a line, and returns its number."""
+    def put(self, sample: Sample, pages: Sequence[int], prefilled: bool) -> int:
+        """Assign a row to a sample and return its index."""
         slot, sampling = self._free.pop(), sample.sampling
         self._count += 1
-        self.samples[slot], self.ready[slot], self.came[slot], sample.slot = sample, ready, self._count, slot
+        self.samples[slot], self.ready[slot], self.came[slot], sample.slot = sample, prefilled, self._count, slot
         self.lengths[slot] = len(sample.request.prompt) + len(sample.tokens) - 1
         self.budget[slot], self.written[slot] = sampling.max_new_tokens - len(sample.tokens), 0
         self.most[slot] = sample.most
@@ -80,7 +89,7 @@ class Slots:
         return slot
 
     def clear(self, slot: int, version: int) -> None:
-        """Takes the line from its sample, which keeps what it has written, under one version of the weights."""
+        """Free a row; its sample keeps the generated tokens, with the version of their weights."""
         n, sample = self.written[slot], self.samples[slot]
         assert sample is not None
         sample.extend(self._tokens[slot, :n], self._logps[slot, :n], version)
@@ -90,17 +99,21 @@ class Slots:
         self._free.append(slot)
 
     def add_pages(self, slots: np.ndarray, counts: np.ndarray, pages: Sequence[int]) -> None:
-        """Gives each of these lines some more pages: the first line the first `counts[0]` of them, and so on."""
+        """Append pages to rows: the first `counts[0]` to the first row, and so on."""
         lines = np.repeat(slots, counts)
         inside = np.arange(len(lines)) - np.repeat(np.cumsum(counts) - counts, counts)
         self.table[lines, self.n_pages[lines] + inside] = pages
         self.n_pages[slots] += counts
 
     def batch(self, slots: np.ndarray, count: int, vocab: int, stops: int, filters: bool) -> RowBatch[np.ndarray]:
-        """These lines as rows of a batch of `count`.
+        """Build a batch of `count` rows from these rows.
 
-        stops    columns of stop ids
-        filters  whether any row of the batch has some
+        Args:
+            slots: int [n], the rows.
+            count: Number of rows of the batch, including padding.
+            vocab: Size of the vocabulary.
+            stops: Columns for stop ids.
+            filters: Whether any row of the batch has filters.
         """
 
         def column(values: np.ndarray, rest: int = 0) -> np.ndarray:
@@ -133,21 +146,28 @@ class Slots:
         )  # fmt: skip
 
     def stops(self, slots: np.ndarray) -> int:
-        """Columns that the stop ids of these lines need."""
+        """Return the number of columns for stop ids of these rows."""
         return int(np.max(self._stop_width[slots], initial=PLAIN_STOPS))
 
     def filters(self, slots: np.ndarray) -> bool:
-        """Whether any of these lines filters what it draws from."""
+        """Return whether any of these rows has filters."""
         return bool(np.any(self._filters[slots]))
 
     def context(self, slot: int) -> np.ndarray:
-        """All tokens of a line, int32 [n]: the last one is not in the cache."""
+        """Return all tokens of a row, int32 [n], including the last uncached one."""
         sample = self.samples[slot]
         assert sample is not None
         return np.concatenate([sample.context, self._tokens[slot, : self.written[slot]]])
 
     def advance(self, slots: np.ndarray, tokens: np.ndarray, logps: np.ndarray, new: np.ndarray) -> None:
-        """Adds what these lines have written in a chunk: the first `new` int32 [n] of tokens and logps [n, chunk]."""
+        """Append the tokens that these rows have generated in a chunk.
+
+        Args:
+            slots: int [n], the rows.
+            tokens: int32 [n, chunk].
+            logps: float32 [n, chunk].
+            new: int32 [n], number of new tokens of each row.
+        """
         at = self.written[slots][:, None] + np.arange(tokens.shape[1])
         self._tokens[slots[:, None], at], self._logps[slots[:, None], at] = tokens, logps
         self.written[slots] += new
@@ -157,19 +177,19 @@ class Slots:
         self._token[slots[some]] = tokens[some, new[some] - 1]
 
     def advance_constraints(self, slots: np.ndarray, tokens: np.ndarray, new: np.ndarray) -> None:
-        """Tells the constraints of these lines what was written: the first `new` of tokens [n, steps]."""
+        """Pass the first `new` tokens [n, steps] of each row to its constraint."""
         for i in np.flatnonzero(self.bound[slots]):
             for token in tokens[i, : new[i]].tolist():
                 self.samples[slots[i]].constraint.advance(token)
 
     def show(self, slot: int, version: int) -> None:
-        """Hands to the request of a line what it has written, if somebody wants to see it."""
+        """Pass the new tokens of a row to its request, which must be watched."""
         n, sample = self.written[slot], self.samples[slot]
         assert sample is not None
         sample.show(self._tokens[slot, :n], self._logps[slot, :n], version)
 
     def cut_at_stop_strings(self, slots: np.ndarray, tokenizer) -> list[int]:
-        """Takes back what these lines have written behind a stop string; returns those that have completed one."""
+        """Drop tokens after a stop string, and return the rows that have completed one."""
         stopped = []
         for slot in slots[self._stop_strings[slots]]:
             sample, n = self.samples[slot], self.written[slot]

@@ -1,4 +1,4 @@
-"""Continuous batching: whatever decodes together, a request gets what it would get alone."""
+"""Continuous batching: a request gets the same result as alone, whatever it decodes with."""
 
 import dataclasses
 import threading
@@ -32,13 +32,13 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def engine():
-    """Three adapters, the first switched off, so that one engine serves all tests of this file."""
+    """Return an engine with three adapters, the first one switched off, for all tests of this file."""
     return make_engine(with_adapters=True)
 
 
 @pytest.fixture(scope="module")
 def requests():
-    """(prompt, sampling, adapter): lengths in two buckets, all kinds of temperatures, budgets, stops and adapters."""
+    """Return (prompt, sampling, adapter) with different lengths, temperatures, budgets, stops and adapters."""
     return [
         (prompt, Sampling(temperature=(i % 4) / 2, max_new_tokens=n, seed=i, stop_ids=(4 * i, 50)), i % 3)
         for i, (prompt, n) in enumerate(zip(random_prompts(LENGTHS), BUDGETS, strict=True))
@@ -51,7 +51,7 @@ def expected(engine, requests):
 
 
 def apart(engine, requests):
-    """Each request in a row of its own that nobody refills."""
+    """Decode each request in a separate row that is not refilled."""
     prompts, samplings, adapters = zip(*requests, strict=True)
     answers, _ = engine.generate(engine.prefill(prompts, slots=SLOTS, adapter_ids=adapters), samplings)
     return answers
@@ -64,14 +64,14 @@ def check_same(answers, expected):
 
 
 def check_idle(batcher):
-    """Nobody has a row, and no page is held."""
+    """Check that no sample has a row and no page is held."""
     assert not batcher._rows.active and batcher._rows.free == batcher._rows.rows
     assert all(part.pool.held == 0 and not part.pool.unread for part in batcher._rows.parts)
     assert batcher.memory().slots == 0
 
 
 def make(engine, rows=4, **kwargs):
-    """Small pages, so that borders are met often."""
+    """Create a batcher with small pages, so that page boundaries are frequent."""
     options = {"max_length": SLOTS, "chunk": 4, "page_size": PAGE, "cache_tokens": 4 * SLOTS}
     return Batcher(engine, rows=rows, **{**options, **kwargs})
 
@@ -85,14 +85,14 @@ def answer_all(batcher, requests):
 
 
 def only(answers):
-    """The answer of a request for one."""
+    """Return the single completion of a request."""
     (answer,) = answers
     return answer
 
 
 @pytest.mark.parametrize(("rows", "chunk", "order"), [(4, 4, 1), (4, 3, -1), (2, 4, 1)])
 def test_continuous_batching_equals_one_by_one(engine, requests, expected, rows, chunk, order):
-    """Nine requests through few rows, in either order: rows are refilled, the answers stay the same."""
+    """Nine requests through few rows, in either order: rows are refilled, and results stay the same."""
     batcher = make(engine, rows, chunk=chunk)
     check_same(answer_all(batcher, requests[::order])[::order], expected)
     usage = batcher.usage
@@ -101,7 +101,7 @@ def test_continuous_batching_equals_one_by_one(engine, requests, expected, rows,
     assert usage.generated <= usage.slots and usage.useful == usage.generated / usage.slots and usage.seconds > 0
     assert (usage.waiting, usage.running, usage.versions) == (0, 0, (0, 0, 0))
     assert (usage.reused, usage.preempted) == (0, 0)
-    check_same(answer_all(batcher, requests), expected)  # and again with what is left in the pages
+    check_same(answer_all(batcher, requests), expected)  # again, with the contents of the pages
     again = batcher.usage
     assert again.read - usage.read == sum((n - 1) % PAGE for n in LENGTHS), "what full pages hold is found"
     assert again.reused == sum((n - 1) // PAGE * PAGE for n in LENGTHS)
@@ -122,7 +122,7 @@ def test_requests_may_come_while_others_run(engine, requests, expected):
 
 
 def test_the_batch_shrinks_at_the_end_and_grows_again(engine):
-    """One long answer does not drag three empty rows along; when others come, they decode together."""
+    """A long completion does not keep three empty rows; later requests decode together with it."""
     long = (random_prompts([4], seed=9)[0], Sampling(max_new_tokens=40, seed=1), 1)
     short = [(p, Sampling(max_new_tokens=3, seed=i), 0) for i, p in enumerate(random_prompts([3, 5, 2], seed=8))]
     expected = apart(engine, [long, *short])
@@ -144,14 +144,14 @@ def test_the_batch_shrinks_at_the_end_and_grows_again(engine):
 
 
 def test_full_rows_are_all_useful(engine):
-    """Four requests of eight tokens: two chunks of four, no slot wasted."""
+    """Four requests of eight tokens: two chunks of four, no unused slot."""
     batcher = make(engine)
     answer_all(batcher, [(p, Sampling(max_new_tokens=8, seed=1), 0) for p in random_prompts([3] * 4)])
     assert (batcher.usage.generated, batcher.usage.slots, batcher.usage.useful) == (32, 32, 1.0)
 
 
 def test_filters_and_penalties_among_plain_requests(engine):
-    """What a row has seen follows it through chunks, refills and moves; plain rows are not touched."""
+    """Seen tokens follow a row through chunks, refills and moves; plain rows are not affected."""
     prompts = random_prompts([4, 6, 3, 18, 5, 2], seed=4)
     kinds = [
         dict(repetition_penalty=3.0, temperature=0.0), dict(), dict(top_k=2), dict(repetition_penalty=1.7, top_p=0.8),
@@ -172,7 +172,7 @@ def test_filters_and_penalties_among_plain_requests(engine):
 
 
 def test_stop_strings_end_an_answer_where_they_are_complete(engine):
-    """In the middle of a chunk, across two chunks, at the first token; the neighbour continues."""
+    """In the middle of a chunk, across two chunks, and at the first token; the other row continues."""
     prompts = random_prompts([5, 12, 1, 7])
     chain = greedy_chain(prompts, 16)
     text = [Letters.decode(c) for c in chain]
@@ -193,7 +193,7 @@ def test_stop_strings_end_an_answer_where_they_are_complete(engine):
 
 
 def test_a_stop_id_may_complete_a_stop_string(engine):
-    """Both at once: the answer ends there, and the reason is the same."""
+    """Both apply at once: the completion ends there with the same finish reason."""
     chain = greedy_chain(random_prompts([5]), 6)[0]
     words = Letters.decode(chain[:4])
     sampling = Sampling(temperature=0, max_new_tokens=6, stop_ids=(chain[3],), stop_strings=(words,))
@@ -203,7 +203,7 @@ def test_a_stop_id_may_complete_a_stop_string(engine):
 
 
 def test_no_program_is_compiled_twice(engine):
-    """Whatever lengths, seeds, temperatures and adapters come, and prompts that are found, copied or read."""
+    """For any lengths, seeds, temperatures and adapters, and for prompts that are reused, copied or prefilled."""
     batcher, programs = make(engine), []
     for seed in range(3):
         for i, prompt in enumerate(random_prompts([3, 9, 16, 2], min(seed, 1))):
@@ -267,11 +267,11 @@ def test_a_program_that_cannot_be_compiled_fails_whoever_needs_it(engine, monkey
 
 
 def test_a_mesh_gives_the_same_answers(engine, requests, expected):
-    """Two rows in each of four parts, with memory for one conversation each, and samples that share their prompt."""
+    """Two rows in each of four parts, with memory for one conversation each, and samples that share a prompt."""
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     spread = make_engine(with_adapters=True, mesh=mesh)
     batcher = make(spread, rows=8)
-    rows = batcher._rows  # one size of each program, since compiling for a mesh takes longest
+    rows = batcher._rows  # one size of each program, since compiling for a mesh takes long
     rows._line_counts, rows._row_counts = rows._line_counts[-1:], rows._row_counts[-1:]
     batcher.compile()
     pages = batcher._rows.pages[0][0]
@@ -294,7 +294,7 @@ GOOD = [([1, 2, 3], 9), ([8], 9), ([1] * 20, 9), ([4] * 9, 30)]
 
 
 def test_a_nan_ends_its_requests_and_spoils_no_other(engine):
-    """Neither neighbours nor those that get its pages next: in a prompt that samples share, or in its last token."""
+    """Neither other rows nor later users of its pages are affected by a NaN, in a shared prompt or in a last token."""
     weights, greedy = engine.weights, lambda n: Sampling(max_new_tokens=n, temperature=0)
     good = [(prompt, greedy(n), 0) for prompt, n in GOOD]
     expected = apart(engine, good)
@@ -308,13 +308,13 @@ def test_a_nan_ends_its_requests_and_spoils_no_other(engine):
         numbers = [batcher.submit(*request) for request in good]
         answers = batcher.run()
         check_idle(batcher)
-        again = [answer_all(batcher, good) for _ in range(3)]  # round and round through all pages
+        again = [answer_all(batcher, good) for _ in range(3)]  # several times through all pages
         cancelled = batcher.submit([7, *[3] * 30], greedy(9))
         batcher.refill()
         batcher._rows.read()
-        assert batcher.cancel(cancelled)  # it has been read, and nobody has seen that it is not finite
+        assert batcher.cancel(cancelled)  # it has been prefilled, and the NaN has not been detected
         batcher.run()
-        batcher._rows.forget(0)  # so that its pages are free, and the next ones to be taken
+        batcher._rows.forget(0)  # so that its pages are free and taken next
         again += [answer_all(batcher, good) for _ in range(3)]
     finally:
         engine.weights = weights
@@ -329,7 +329,10 @@ def test_a_nan_ends_its_requests_and_spoils_no_other(engine):
     [
         (lambda b: b.submit([]), "prompt 0 is empty"),
         (lambda b: b.submit([1] * 49), "prompt 0 has 49 tokens"),
-        (lambda b: b.submit([1] * 40, Sampling(max_new_tokens=9)), "40 tokens with max_new_tokens 9 exceeds max_length 48"),
+        (
+            lambda b: b.submit([1] * 40, Sampling(max_new_tokens=9)),
+            "40 tokens with max_new_tokens 9 exceeds max_length 48",
+        ),
         (lambda b: b.submit([CONFIG.vocab_size]), "prompt 0 has token ids from 97 to 97"),
         (lambda b: b.submit([1], Sampling(max_new_tokens=1), 3), "policy is 3, but must be 0 to 2"),
         (lambda b: b.submit([1], Sampling(max_new_tokens=1, stop_strings=("a",))), "stop_strings need a tokenizer"),
@@ -355,7 +358,7 @@ def test_requests_that_cannot_be_answered_are_refused(engine, act, message):
 
 
 class Parity:
-    """Even and odd tokens in turns."""
+    """Even and odd tokens in turn."""
 
     def __init__(self):
         self.written = []
@@ -368,7 +371,7 @@ class Parity:
 
 
 @pytest.mark.nightly_for("8")
-@pytest.mark.parametrize("rows", [2, 8])  # with the first, samples wait, and whoever comes last loses its row
+@pytest.mark.parametrize("rows", [2, 8])  # with the first, samples wait, and the most recent one loses its row
 def test_a_constraint_binds_its_own_answers_and_nobody_elses(engine, requests, expected, rows):
     batcher = make(engine, rows=rows, cache_tokens=SLOTS if rows == 2 else 4 * SLOTS)
     numbers = [batcher.submit(*request) for request in requests]

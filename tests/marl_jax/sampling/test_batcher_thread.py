@@ -1,4 +1,4 @@
-"""The thread that owns a batcher: asked from threads and coroutines, and never a future that nobody settles."""
+"""The batcher thread: requests from threads and coroutines, and no future that is never resolved."""
 
 import asyncio
 import dataclasses
@@ -19,11 +19,11 @@ from tests.marl_jax.tiny_engine import make_engine, model_and_params, random_pro
 
 LENGTH = 48
 PROMPTS = random_prompts([5, 12, 1, 20, 7, 3])
-SECONDS = 60  # more than anything here takes
+SECONDS = 60  # longer than any test here takes
 
 
 class Manual:
-    """A batcher whose chunks wait for `go`: each one answers the oldest request with its prompt."""
+    """A batcher whose chunks wait for `go`; each chunk completes the oldest request with its prompt."""
 
     n_policies = 2
 
@@ -95,7 +95,7 @@ class Manual:
 
 @pytest.fixture
 def manual():
-    """A batcher that is stepped by hand, and its thread."""
+    """Return a batcher that is stepped by hand, and its thread."""
     batcher = Manual()
     thread = BatcherThread(batcher)
     yield batcher, thread
@@ -126,11 +126,11 @@ def wait_for(condition):
         time.sleep(0.001)
 
 
-# Real answers
+# Real completions
 
 
 def test_threads_and_coroutines_get_what_the_engine_gives(engine, sampler):
-    """Many at once, in any order, of all policies: each as if it were alone, and the same bits a second time."""
+    """Many concurrent requests in any order, of all policies: each as if alone, and bit-equal when repeated."""
     samplings = [Sampling(max_new_tokens=3 + i, seed=i) for i in range(12)]
     asked = [(PROMPTS[i % 6], samplings[i], i % 3) for i in range(12)]
     with ThreadPoolExecutor(6) as pool:
@@ -194,11 +194,11 @@ def test_requests_that_can_never_fit_are_refused_at_once(sampler):
     assert len(sampler.ask([1], Sampling(max_new_tokens=1)).result(SECONDS)) == 1, "and the thread continues"
 
 
-# The loop, with a batcher stepped by hand
+# The event loop, with a batcher that is stepped by hand
 
 
 def test_a_chunk_does_not_block_the_event_loop(manual):
-    """The step only ends when the loop lets it."""
+    """The step ends only when the loop allows it."""
     batcher, thread = manual
 
     async def main():
@@ -244,7 +244,7 @@ def test_it_sleeps_while_there_is_nothing_to_do(manual):
 
 
 def test_answers_leave_and_requests_come_while_the_device_decodes(manual):
-    """The next chunk has been begun by then, and has not ended."""
+    """The next chunk has been started by then and has not ended."""
     batcher, thread = manual
     thread.pause(SECONDS)
     first, second = thread.ask([1]), thread.ask([2])
@@ -270,7 +270,7 @@ def test_answers_leave_and_requests_come_while_the_device_decodes(manual):
 
 
 def test_asking_on_and_on_does_not_keep_the_device_waiting(manual, monkeypatch):
-    """Here every request that is taken leaves another one behind."""
+    """Every request that is accepted submits another one."""
     batcher, thread = manual
     submit, asked = batcher.submit, []
 
@@ -327,7 +327,7 @@ def test_pause_keeps_requests(manual):
 
 
 def test_an_exception_in_the_thread_reaches_everyone(manual):
-    """Those that wait, those whose command was not taken yet, and all that come later."""
+    """Waiting callers, callers with a queued command, and all later ones."""
     batcher, thread = manual
     batcher.error = OSError("no memory")
     first = thread.ask([1])
@@ -358,7 +358,7 @@ def test_a_command_that_raises_fails_its_own_future_too(manual, monkeypatch):
 
 
 def test_closing_with_open_requests(manual):
-    """The chunk in progress is finished; what is open then is told so."""
+    """The current chunk is finished; requests that are still open raise."""
     batcher, thread = manual
     futures = [thread.ask([i]) for i in range(3)]
     assert batcher.entered.acquire(timeout=SECONDS)
@@ -393,7 +393,7 @@ def test_the_thread_cannot_wait_for_itself(manual):
 
 @pytest.mark.nightly
 def test_the_interpreter_ends_while_it_decodes():
-    """A thread that nobody closed does not keep the program from ending, nor crash it."""
+    """A thread that was not closed neither keeps the program from exiting nor crashes it."""
     code = """
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread

@@ -1,4 +1,4 @@
-"""Choosing among named actions, on a recurrent toy model whose probabilities can be worked out by hand."""
+"""Choosing among named actions, with a recurrent toy model whose probabilities can be computed by hand."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ B = 32  # rows of every call
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The toy model's cache: all it remembers of what it read, and how much that was."""
+    """The toy model's cache: its state and the number of tokens so far."""
 
     state: jax.Array
     lengths: jax.Array
@@ -33,7 +33,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Toy:
-    """state' = tanh(A state + embed[token]); logits = state · head. The same calls as `Model`, no attention."""
+    """A model with the interface of `Model`: state' = tanh(A state + embed[token]), logits = state · head."""
 
     @staticmethod
     def logits(params, hidden, ids):
@@ -62,7 +62,7 @@ def sampled(params, choices, legal, temperature, seeds):
 
 
 def train_state(params, choices, legal, action, temperature):
-    """Hidden states from reading each chosen name, then `choice_logprobs`."""
+    """Compute hidden states of the chosen names and their `choice_logprobs`."""
     states = [jnp.broadcast_to(params["start"], (len(action), D))]
     for step in range(choices.width - 1):
         token = jnp.maximum(choices.ids[action, step], 0)
@@ -74,7 +74,7 @@ learnt = quick_jit(train_state)
 
 
 def by_hand(names, legal, action, temperature) -> list[float]:
-    """log p of each token of a name: a walk through the trie of the legal names, in plain NumPy."""
+    """Compute log p of each token of a name by a walk through the trie of legal names in NumPy."""
     alive = [n for n, ok in zip(names, legal, strict=True) if ok]
     state, logps = np.asarray(PARAMS["start"]), []
     for step, token in enumerate(names[action]):
@@ -90,7 +90,7 @@ def lists(choices) -> list[tuple[int, ...]]:
     return [tuple(row[:n]) for row, n in zip(choices.ids.tolist(), choices.lengths.tolist(), strict=True)]
 
 
-# Five names over four tokens: they share tokens and begin one another all the time.
+# Five names over four tokens, which often share tokens or are prefixes of each other.
 NAMES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), min_size=5, max_size=5, unique=True)
 MASKS = st.lists(st.booleans(), min_size=5, max_size=5).filter(any)
 
@@ -98,7 +98,7 @@ MASKS = st.lists(st.booleans(), min_size=5, max_size=5).filter(any)
 @given(NAMES, MASKS, st.sampled_from([0.5, 1.0, 2.0]), st.integers(0, 2**32 - 1))
 @settings(max_examples=30, deadline=None)
 def test_any_names_and_any_mask(names, legal, temperature, seed):
-    """Always legal, the log-probs exact, the same for sampler, learner and a walk by hand; all names sum to one."""
+    """Results are legal, log-probs are exact and equal for sampler, learner and reference, and sum to one."""
     choices = make_choices(names, END)
     closed = lists(choices)
     seeds = ((seed + np.arange(B)) % 2**32).astype(np.uint32)
@@ -124,7 +124,7 @@ def test_any_names_and_any_mask(names, legal, temperature, seed):
 
 
 def test_the_only_legal_name_is_certain():
-    """Its tokens are forced: log-probability 0, entropy 0, whatever the temperature."""
+    """Its tokens are forced: log-probability 0 and entropy 0 at any temperature."""
     choices = make_choices([(1, 2, 3), (1, 2, 4), (5,)])
     legal = np.tile([False, True, False], (B, 1))
     temperatures = np.linspace(0, 3, B, dtype=np.float32)
@@ -186,7 +186,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_slot():
 
 
 def test_the_learners_gradient_is_finite_and_right():
-    """Names of unequal length, so that rows end early, and forced tokens; against finite differences."""
+    """Against finite differences, with names of different lengths and forced tokens."""
     choices = make_choices([(1,), (1, 2), (1, 2, 3), (4, 5), (6,)], END)
     rng = np.random.default_rng(1)
     legal = rng.random((B, 5)) < 0.5

@@ -1,4 +1,4 @@
-"""The decode loop as pure functions: chunks, stops, budgets, idle rows, the distribution of the first token."""
+"""The decode loop as pure functions: chunks, stops, budgets, idle rows, the first token's distribution."""
 
 import dataclasses
 import functools
@@ -70,7 +70,7 @@ def chunk(rows, settings, steps=8, params=None):
 
 
 def answers(requests, steps=8, params=None):
-    """(tokens, logps, rows): decode until every row is done, `steps` at a time."""
+    """Decode until every row is done, `steps` at a time, and return tokens, logps and rows."""
     settings = settings_for(requests, ROWS, PROMPTS, CONFIG.vocab_size)
     rows, token, logp = begin(settings, params)
     pieces = [(token[:, None], logp[:, None])]
@@ -95,7 +95,7 @@ def test_greedy_equals_the_full_forward():
 
 @pytest.mark.parametrize("steps", [1, 3, 64])
 def test_chunked_equals_unchunked(steps):
-    """Rows with budgets of their own, at temperature one: chunks of any size cut at other places, nothing else."""
+    """Rows with different budgets at temperature one: the chunk size changes nothing."""
     requests = [Sampling(max_new_tokens=n, seed=i) for i, n in enumerate([20, 7, 13, 1])]
     expected, logps, rows = answers(requests, steps=8)
     tokens, logps2, rows2 = answers(requests, steps)
@@ -116,7 +116,7 @@ def test_log_probs_equal_the_learners():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_first_token_follows_the_distribution(temperature):
-    """8,192 rows that differ in nothing but their seed, through `begin`."""
+    """8,192 rows that differ only in their seed, through `begin`."""
     n, model = 8192, model_and_params()[0]
     hidden, cache = prefilled()
     settings = decode.Settings(
@@ -147,7 +147,7 @@ def test_stop_ids_end_a_row_and_belong_to_the_answer():
 
 
 def test_rows_that_have_finished_ride_along_untouched():
-    """Their cache stays to the bit, and their neighbours get what they would get alone."""
+    """Their cache stays bit-equal, and other rows get the same result as alone."""
     requests = [Sampling(max_new_tokens=1), Sampling(max_new_tokens=15, seed=3)] * 2
     settings = settings_for(requests, ROWS)
     rows, *_ = begin(settings)
@@ -197,7 +197,7 @@ def test_a_nan_stops_its_row_and_no_other():
 
 
 def test_filters_shape_the_distribution_and_its_log_probs():
-    """Per row: top-k, top-p, a penalty, nothing; each step against NumPy on the full forward."""
+    """One row each with top-k, top-p, a penalty and no filter; each step against NumPy on the full forward pass."""
     requests = [
         Sampling(max_new_tokens=10, seed=1, top_k=3, temperature=0.9),
         Sampling(max_new_tokens=10, seed=2, top_p=0.4, temperature=1.5),

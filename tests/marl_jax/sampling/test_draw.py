@@ -1,4 +1,4 @@
-"""Drawing a token: the inverse of the cumulative distribution, and the filters against plain NumPy."""
+"""Sampling a token by inverting the cumulative distribution, and the filters against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def random_logits(*shape, seed=0, scale=2.0):
 
 
 def drawn(logits, uniform, greedy=False):
-    """Tokens and log-probs of one row of logits for many uniform numbers."""
+    """Return tokens and log-probs of one row of logits for many uniform numbers."""
     n = len(uniform)
     tokens, logps = categorical(
         jnp.broadcast_to(logits, (n, len(logits))), np.asarray(uniform, np.float32), np.full((n,), greedy)
@@ -33,7 +33,7 @@ def drawn(logits, uniform, greedy=False):
 
 @pytest.mark.parametrize("vocab", [5, 128, 300])
 def test_evenly_spaced_numbers_hit_each_token_in_proportion(vocab):
-    """No sampling error here: the share of [0, 1) that a token owns is its probability."""
+    """There is no sampling error: the share of [0, 1) that maps to a token is its probability."""
     logits, n = random_logits(vocab), 20_000
     tokens, logps = drawn(logits, (np.arange(n) + 0.5) / n)
     assert np.all(np.diff(tokens) >= 0), "the tokens own intervals, in order"
@@ -57,7 +57,7 @@ def test_samples_follow_the_distribution(temperature):
 
 
 def test_a_real_vocabulary_loses_nothing_to_rounding():
-    """152k float32 probabilities: every draw lies where the float64 distribution puts it, to 1e-5."""
+    """With 152k float32 probabilities, every sample agrees with the float64 distribution to 1e-5."""
     logits = random_logits(151_936, seed=2)
     uniform = np.random.default_rng(3).random(32).astype(np.float32)
     tokens, logps = drawn(logits, uniform)
@@ -125,7 +125,7 @@ def plain_top_k(logits, k):
 
 
 def plain_top_p(logits, p):
-    """Tokens from the most likely on until p is reached, and whatever is as likely as the last of them."""
+    """Return the most likely tokens until p is reached, with ties of the last one."""
     if p == 1:
         return logits
     probs, total = softmax(logits.astype(np.float64)), 0.0
@@ -148,7 +148,7 @@ def filtered(logits, k, p, seen, penalty):
 
 
 @given(
-    st.lists(st.integers(-8, 8), min_size=12, max_size=12),  # whole and half logits: ties are common
+    st.lists(st.integers(-8, 8), min_size=12, max_size=12),  # multiples of one half, so that ties are common
     st.integers(0, 14),
     st.sampled_from([0.05, 0.3, 0.55, 0.8, 0.97, 1.0]),
     st.lists(st.booleans(), min_size=12, max_size=12),
@@ -170,7 +170,7 @@ def test_filters_equal_plain_numpy(halves, k, p, seen, penalty):
 
 
 def test_equals_at_the_edge_stay_together():
-    """Four tokens of probability 1/4: no way to keep two of them without an arbitrary order."""
+    """Four tokens of probability 1/4: keeping two of them would need an arbitrary order."""
     flat = jnp.zeros((1, 4))
     assert np.isfinite(draw.keep_top_p(flat, jnp.array([0.5]))).all()
     assert np.isfinite(draw.keep_top_k(flat, jnp.array([2]))).all()

@@ -1,4 +1,4 @@
-"""The engine: turns, roles, sharing, meshes; always against the plain forward pass that reads everything again."""
+"""The engine: turns, adapters, sharing and meshes, against a forward pass over all tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def roles():
-    """Three adapters in one engine: the first one is "none"."""
+    """Return an engine with three adapters, the first one switched off."""
     return make_engine(with_adapters=True)
 
 
@@ -64,7 +64,7 @@ def lists(answers):
 
 
 def test_greedy_equals_the_full_forward(engine):
-    """Three rows of unequal length, padded to four."""
+    """Three rows of different lengths, padded to four."""
     answers, conversation = engine.generate(engine.prefill(PROMPTS, slots=SLOTS), GREEDY)
     assert lists(answers) == greedy_chain(PROMPTS, 12)
     assert [a.finish for a in answers] == ["length"] * 3
@@ -73,7 +73,7 @@ def test_greedy_equals_the_full_forward(engine):
 
 @pytest.mark.parametrize("case", ["mistral", "gpt2"])
 def test_greedy_equals_the_golden_files(case, tmp_path):
-    """The next token after prompts of several lengths, and its log-prob, as transformers has them."""
+    """The next token after prompts of several lengths, and its log-prob, from transformers."""
     with np.load(GOLDEN / f"parity_{case}.npz") as arrays:
         golden = read(dict(arrays), tmp_path)
     engine = QuickEngine(golden.model, golden.params, dtype=jnp.float32, bucket=BUCKET)
@@ -87,7 +87,7 @@ def test_greedy_equals_the_golden_files(case, tmp_path):
 
 
 def test_a_real_model_tells_its_story(tmp_path):
-    """stories260K from its first token on, beside a row that does something else; the text its makers print."""
+    """stories260K from its first token on, next to another row, generates the text that its authors publish."""
     tokenizers = pytest.importorskip("models.tokenizers")
     vocabulary = shared_data("weights/tok512.model")
     llama2c.to_gguf(shared_data("weights/stories260K.bin"), tmp_path / "stories.gguf")
@@ -113,7 +113,7 @@ def test_log_probs_equal_the_learners(engine, temperature):
 
 
 def test_roles_are_rows_with_different_adapters(roles):
-    """Mixed adapters in one batch: each row as its own adapter alone would have it, and log-probs as learnt."""
+    """Mixed adapters in one batch: each row as with its adapter alone, with the learner's log-probs."""
     ids, prompts = [2, 0, 1, 2], [*PROMPTS, PROMPTS[1]]
     conversation = roles.prefill(prompts, slots=SLOTS, adapter_ids=ids)
     answers, conversation = roles.generate(conversation, samplings(4))
@@ -139,7 +139,7 @@ def test_bf16_log_probs_equal_the_learners_within_the_tolerance(ids):
 
 
 def test_append_equals_reading_again_over_several_turns(engine):
-    """Answers, prompts of unequal and of no length, a choice: at the end everything is as if read at once."""
+    """Completions, prompts of different lengths, empty prompts and a choice give the same result as one prefill."""
     conversation = engine.prefill(PROMPTS, slots=SLOTS)
     said, conversation = engine.generate(conversation, samplings(3, max_new_tokens=6))
     conversation = engine.append(conversation, random_prompts([4, 0, 9], seed=1))
@@ -166,7 +166,7 @@ def test_append_equals_reading_again_over_several_turns(engine):
 
 
 def test_an_answer_of_one_token_and_an_answer_behind_an_answer(engine):
-    """All rows finish with the token that `begin` draws; the next answer continues from there without a prompt."""
+    """All rows finish with the token of `begin`; the next completion continues without a prompt."""
     chain = greedy_chain(PROMPTS, 3)
     answers, conversation = engine.generate(
         engine.prefill(PROMPTS, slots=SLOTS), Sampling(temperature=0, max_new_tokens=1)
@@ -231,7 +231,7 @@ LEARNT = quick_jit(choice_logprobs, static_argnums=0)
 
 
 def test_seeds_of_a_choice_are_per_row(engine):
-    """Eight rows of one prompt: a number counts up from row to row, a list is taken as it is."""
+    """Eight rows of one prompt: a number gives consecutive seeds, a list one seed per row."""
     legal = np.ones((8, 5), bool)
 
     def actions(seeds):
@@ -259,7 +259,7 @@ def test_a_row_does_not_depend_on_neighbours_slot_or_batch_size(engine):
 
 
 def test_repeat_equals_reading_each_copy(roles):
-    """Three rows three times over: nine rows in a bucket of sixteen, from three in a bucket of four."""
+    """Three rows repeated three times: nine rows in a bucket of sixteen, from three in a bucket of four."""
     ids = [1, 0, 2]
     prompts = [p for p in PROMPTS for _ in range(3)]
     many = roles.repeat(roles.prefill(PROMPTS, slots=SLOTS, adapter_ids=ids), 3)
@@ -272,7 +272,7 @@ def test_repeat_equals_reading_each_copy(roles):
 
 
 def test_repeat_in_the_middle_of_a_conversation(engine):
-    """Also where the last token has not been read yet."""
+    """Also if the last token is not in the cache yet."""
     said, conversation = engine.generate(engine.prefill(PROMPTS, slots=SLOTS), samplings(3))
     answers, _ = engine.generate(engine.repeat(conversation, 2), Sampling(temperature=0, max_new_tokens=4))
     expected = greedy_chain([p + a for p, a in zip(PROMPTS, lists(said), strict=True)], 4)
@@ -282,7 +282,7 @@ def test_repeat_in_the_middle_of_a_conversation(engine):
 def test_a_shared_prefix_equals_reading_it_in_every_row(engine):
     rules, turns = random_prompts([9])[0], random_prompts([3, 1, 4], seed=3)
     prefix = engine.prefill([rules], slots=BUCKET)
-    for _ in range(2):  # the prefix stays
+    for _ in range(2):  # the prefix stays usable
         shared = engine.append(engine.share(prefix, 3, slots=SLOTS), turns)
         assert shared.history == [rules + t for t in turns]
         answers, _ = engine.generate(shared, GREEDY)
@@ -290,7 +290,7 @@ def test_a_shared_prefix_equals_reading_it_in_every_row(engine):
 
 
 def test_a_shared_prefix_is_read_by_each_adapter(roles):
-    """Adapters read the same words differently: the prefix has a row for each, and a row without one is refused."""
+    """Adapters compute a prefix differently: it has a row for each, and other adapters are rejected."""
     rules, turns, ids = random_prompts([9])[0], random_prompts([3, 1, 4], seed=3), [2, 1, 2]
     prefix = roles.prefill([rules, rules], slots=BUCKET, adapter_ids=[1, 2])
     shared = roles.append(roles.share(prefix, 3, slots=SLOTS, adapter_ids=ids), turns)
@@ -322,11 +322,11 @@ def test_new_weights_give_new_answers(engine):
     assert run() == before
 
 
-# Programs and places
+# Compilation and sharding
 
 
 def test_nothing_recompiles_within_a_bucket(engine):
-    """Turns, temperatures, stops, seeds, budgets, masks and prompts of up to 16 tokens: no new program of any kind."""
+    """Turns, temperatures, stops, seeds, budgets, masks and prompts of up to 16 tokens need no new program."""
     programs = ("_prefill", "_append", "_begin", "_chunk", "_choose")
     compiled = []
     for seed, lengths in enumerate([(3, 4, 5), (1, 16, 2), (9, 9, 9, 9)]):
@@ -346,7 +346,7 @@ def test_nothing_recompiles_within_a_bucket(engine):
 
 
 def test_a_mesh_gives_the_same_tokens(engine):
-    """Rows over data and fsdp, heads over tensor; turns and choices do not recompile or move the cache."""
+    """Rows over data and fsdp, heads over tensor; turns and choices neither recompile nor move the cache."""
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     spread = make_engine(mesh=mesh)
     turns = random_prompts([4, 0, 9], seed=1)
@@ -370,7 +370,7 @@ def test_a_mesh_gives_the_same_tokens(engine):
 
 
 def test_different_models_answer_behind_the_same_calls(engine):
-    """Two agents of different families take turns on one another's words; each says what it would say alone."""
+    """Two agents of different model families alternate; each generates the same as alone."""
     gpt2, params = make("gpt2")
     other = QuickEngine(gpt2, params, dtype=jnp.float32, bucket=BUCKET, chunk=8)
     greedy = Sampling(temperature=0, max_new_tokens=4)
@@ -426,7 +426,10 @@ def test_prompts_that_cannot_be_read_are_refused(engine, act, message):
         (lambda e, c: e.choose(c, CHOICES, np.ones((3, 4))), r"legal has shape \(3, 4\), but must have \(3, 5\)"),
         (lambda e, c: e.choose(c, make_choices([range(5), (9,)]), np.ones((3, 2))), "row 1 has 4 slots left"),
         (lambda e, c: e.repeat(c, 0), "times is 0, but must be >= 1"),
-        (lambda e, c: e.share(c, 2, slots=16), r"one row for each adapter, but this one has rows for adapters \[0, 0, 0\]"),
+        (
+            lambda e, c: e.share(c, 2, slots=16),
+            r"one row for each adapter, but this one has rows for adapters \[0, 0, 0\]",
+        ),
     ],
 )
 def test_what_does_not_fit_a_conversation_is_refused_and_leaves_it_usable(engine, act, message):
@@ -437,7 +440,7 @@ def test_what_does_not_fit_a_conversation_is_refused_and_leaves_it_usable(engine
 
 
 def test_a_bucket_does_not_make_a_model_longer():
-    """The cache is rounded up to 72 slots; what a row may hold stays within the 64 positions of the model."""
+    """The cache is rounded up to 72 slots, but a row is limited to the model's 64 positions."""
     model, params = model_and_params()
     engine = QuickEngine(model, params, dtype=jnp.float32, bucket=24)
     conversation = engine.prefill([[1] * 60], slots=60)
@@ -453,7 +456,7 @@ def test_adapters_come_with_their_scale():
 
 
 def test_a_nan_is_reported_with_its_row(engine):
-    """The embedding of one token is NaN: only the row that reads it is spoilt, in its prompt or from its own words."""
+    """The embedding of one token is NaN: only the row with this token is affected, in its prompt or completion."""
     params = model_and_params()[1]
     prompts = [[1, 2, 3], [4, 7, 5], [8, 9]]
     chain = greedy_chain(prompts, 3)
@@ -472,7 +475,7 @@ def test_a_nan_is_reported_with_its_row(engine):
 
 
 def test_full_logits_is_what_it_says():
-    """The reference of this file reads rows of unequal length without letting padding in."""
+    """The reference of this file handles rows of different lengths without attending to padding."""
     rows = random_prompts([4, 9])
     together, alone = full_logits(rows), full_logits(rows[1:])
     np.testing.assert_allclose(together[1], alone[0], atol=1e-5)

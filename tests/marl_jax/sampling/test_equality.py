@@ -1,6 +1,6 @@
-"""Small pages and one page for each row give the same answers, to the last bit, for a model with a window and adapters.
+"""Small pages and one page per row give bit-equal results, for a model with a window and adapters.
 
-With small pages contexts are found, evicted and read again; a page as long as a row is a contiguous cache.
+With small pages, contexts are reused, evicted and prefilled again. A page as long as a row is a contiguous cache.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ def make_engine(dtype):
 
 
 def turns(batcher, tokens):
-    """Three turns of conversations that begin alike, two samples each, with memory for `tokens`: all answers."""
+    """Return all completions of three turns of conversations with common prefixes, with memory for `tokens`."""
     (part,) = batcher._rows.parts
     part.pool.take(part.pool.count - tokens // part.pool.size)
     rng = np.random.default_rng(2)
@@ -50,7 +50,7 @@ def turns(batcher, tokens):
 
 
 def test_small_pages_and_one_page_per_row_give_the_same_answers():
-    """In bfloat16, where a difference in any sum would show soonest; `tests/models/test_pages.py` has float32 too."""
+    """In bfloat16, where a difference in any sum shows first; `tests/models/test_pages.py` tests float32 too."""
     engine = make_engine(jnp.bfloat16)
     options = dict(rows=ROWS, max_length=LENGTH, chunk=8, fixed_shapes=True)
     contiguous = Batcher(engine, page_size=LENGTH, cache_tokens=2 * ROWS * LENGTH, **options)

@@ -1,4 +1,4 @@
-"""Futures of a thread in event loops: nothing is lost, and what is done together wakes a loop once."""
+"""Futures of a thread in event loops: nothing is lost, and simultaneous results wake a loop once."""
 
 import asyncio
 import threading
@@ -104,7 +104,7 @@ def test_calls_come_in_order_with_results_in_one_wake_up_and_one_that_fails_hold
         def step():
             with loops.together():
                 loops.call(loop, seen.append, "a")
-                with loops.together():  # as when answers are handed out within a step
+                with loops.together():  # as when completions are delivered within a step
                     loops.call(loop, [].remove, "b")
                     future.set_result(None)
                 assert not seen

@@ -1,4 +1,4 @@
-"""The pool of pages: who holds what, what is found again, what is forgotten first."""
+"""The pool of pages: holders, lookup by tokens, and eviction."""
 
 import collections
 
@@ -19,19 +19,19 @@ def ints(tokens):
 
 
 class Pool(RuleBasedStateMachine):
-    """Rows come, grow and go; every page's content is written down, and what is found must hold what was asked for."""
+    """Rows come, grow and go; the contents of every page are recorded, and lookups must return the right ones."""
 
     def __init__(self):
         super().__init__()
         self.pool = PagePool(FIRST, COUNT, SIZE)
-        self.rows = []  # [policy, tokens, pages, shared], the first `shared` pages were found
+        self.rows = []  # [policy, tokens, pages, shared], where the first `shared` pages were looked up
         self.content = {}  # page -> (policy, generation, all tokens up to its end)
         self.generation = [0, 0]
-        self.bad = set()  # pages that must be wiped before they are used
-        self.uses = []  # pages in the order in which they were let go
+        self.bad = set()  # pages that must be cleared before they are used
+        self.uses = []  # pages in the order in which they were released
 
     def fill(self, policy, tokens, pages, first):
-        """Writes full pages, in which nobody else may be interested."""
+        """Write full pages, which have no other holder."""
         others = collections.Counter(page for row in self.rows for page in row[2])
         for i, page in enumerate(pages[first:], first):
             assert others[page] <= 1, "two holders, one of whom writes"
@@ -45,7 +45,7 @@ class Pool(RuleBasedStateMachine):
         assert (pages is None) == (n > before) and self.pool.available == before - len(pages or ())
         if pages is not None:
             assert len(set(pages)) == n and not set(pages) & {page for row in self.rows for page in row[2]}
-            self.bad -= {page for page in pages if page in self.pool.spoilt}  # the batcher wipes these first
+            self.bad -= {page for page in pages if page in self.pool.spoilt}  # the batcher clears these first
             self.pool.spoilt = [page for page in self.pool.spoilt if page not in pages]
         return pages
 
@@ -121,7 +121,7 @@ TestPool = Pool.TestCase
 
 
 def read(pool, tokens, policy=0):
-    """A row that comes and goes: how much of it was known, and its pages."""
+    """Place and release a row, and return its known length and its pages."""
     found = pool.known(policy, ints(tokens))
     pool.hold(found)
     pages = found + pool.take(pool.pages_for(len(tokens)) - len(found))
@@ -135,9 +135,9 @@ def test_what_was_used_least_recently_goes_first():
     first, second, third = ([i, i, i, i] for i in range(3))
     for tokens in (first, second, third, first):
         read(pool, tokens)
-    assert read(pool, [7, 7])[0] == 0  # one page must go: the last one of the second
+    assert read(pool, [7, 7])[0] == 0  # one page is evicted: the last one of the second row
     assert [len(pool.known(0, ints(x))) for x in (first, second, third)] == [2, 1, 2]
-    read(pool, [8, 8, 8, 8])  # two more: the rest of the second, and the last one of the third
+    read(pool, [8, 8, 8, 8])  # two more are evicted: the rest of the second row, and the last page of the third
     assert [len(pool.known(0, ints(x))) for x in (first, second, third)] == [2, 0, 1]
     assert len(pool.known(0, ints([7, 7]))) == 1
 
@@ -153,7 +153,7 @@ def test_what_is_held_is_not_forgotten():
 
 
 def test_equal_contents_are_found_in_one_page_and_lead_on():
-    """Two rows write the same; what only the second continues with is found behind the pages of the first."""
+    """Two rows write the same; the continuation of the second is found after the pages of the first."""
     pool = PagePool(0, 8, SIZE)
     one, two = pool.take(2), pool.take(3)
     pool.publish(0, ints([5, 6, 7, 8]), one)
@@ -165,7 +165,7 @@ def test_equal_contents_are_found_in_one_page_and_lead_on():
 
 
 def test_a_page_is_known_by_all_that_comes_before_it():
-    """The same two tokens elsewhere are something else, as they are for another policy."""
+    """The same two tokens in another context, or of another policy, are not the same page."""
     pool = PagePool(0, 8, SIZE)
     read(pool, [1, 2, 3, 4])
     assert pool.known(0, ints([3, 4])) == [] and pool.known(0, ints([9, 9, 3, 4])) == []
@@ -188,7 +188,7 @@ def test_unread_pages_are_marked_until_they_are_forgotten():
 
 
 def test_an_orphan_is_never_found_and_its_page_comes_back():
-    """The page before it was forgotten: its number is used for nothing else, so nothing leads there."""
+    """The page before it was evicted, and its id is never reused, so no lookup leads to it."""
     pool = PagePool(0, 3, SIZE)
     _, pages = read(pool, [1, 1, 2, 2])
     pool.forget(pages[:1])

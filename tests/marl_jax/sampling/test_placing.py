@@ -1,4 +1,4 @@
-"""The batcher over an engine that checks every look: sharing, short memory, cancelled requests, new weights."""
+"""The batcher on a fake engine that checks attention: sharing, short memory, cancellation, new weights."""
 
 import collections
 
@@ -14,7 +14,7 @@ LENGTH = 24
 
 
 def make(engine, line=4, lines=(1, 3), rows=4, **kwargs):
-    """A batcher with short lines, so that contexts take several."""
+    """Create a batcher with short lines, so that contexts take several."""
     options = {"max_length": LENGTH, "chunk": 2, "page_size": 4, "cache_tokens": 4 * LENGTH, **kwargs}
     batcher = Batcher(engine, rows=rows * engine.row_multiple, **options)
     batcher._rows.line = line
@@ -23,7 +23,7 @@ def make(engine, line=4, lines=(1, 3), rows=4, **kwargs):
 
 
 def check_pages(batcher):
-    """Every page has exactly the holders that name it, and is free, idle or held."""
+    """Check that the holders of every page are right, and that it is free, idle or held."""
     for part in batcher._rows.parts:
         pool, slots = part.pool, part.slots
         holders = collections.Counter()
@@ -49,7 +49,7 @@ def check_idle(batcher):
 
 
 def finish(batcher, most=250):
-    """All answers; a batcher that makes no progress fails."""
+    """Return all completions; fail if the batcher makes no progress."""
     answers = {}
     for _ in range(most):
         if not batcher.busy:
@@ -63,7 +63,7 @@ def finish(batcher, most=250):
 
 
 requests = st.fixed_dictionaries({
-    "stem": st.sampled_from(["", "a", "aabb", "aabba", "aabbabb", "aabbabbaabb"]),  # contexts that begin alike
+    "stem": st.sampled_from(["", "a", "aabb", "aabba", "aabbabb", "aabbabbaabb"]),  # contexts with a common prefix
     "rest": st.text("abc", max_size=6),
     "budget": st.integers(1, 12),
     "seed": st.integers(0, 2),
@@ -92,7 +92,7 @@ shapes = st.fixed_dictionaries({
 @settings(max_examples=150, deadline=None)
 @given(actions, shapes)
 def test_every_row_sees_its_context_and_nothing_is_lost(script, shape):
-    """Any requests in any order, also while a chunk is decoded, with memory for one conversation or for many."""
+    """Any requests in any order, also during a chunk, with memory for one conversation or for many."""
     engine = FakeEngine(parts=shape["parts"])
     size = shape["page_size"]
     batcher = make(
@@ -114,7 +114,7 @@ def test_every_row_sees_its_context_and_nothing_is_lost(script, shape):
                 decoding = False
             case ("half", late):
                 batcher.begin()
-                if not late:  # it can be left to later, or to who needs pages
+                if not late:  # it can be postponed until pages are needed
                     batcher.catch_up()
                 check_pages(batcher)
                 answers |= dict(batcher.results())
@@ -157,7 +157,7 @@ def test_every_row_sees_its_context_and_nothing_is_lost(script, shape):
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.booleans())
 def test_what_is_not_finite_ends_its_own_requests_only(data, fixed):
-    """In prompts that are shared, in their last token, and in pages that are used again."""
+    """In shared prompts, in their last token, and in pages that are reused."""
     engine = FakeEngine(policies=1)
     batcher = make(engine, rows=3, cache_tokens=data.draw(st.sampled_from([1, 2])) * LENGTH, fixed_shapes=fixed)
     word = st.sampled_from([0, 0, 0, 1, 1, NAN])
@@ -176,7 +176,7 @@ def test_what_is_not_finite_ends_its_own_requests_only(data, fixed):
 
 
 def test_a_sample_that_ends_invalid_takes_no_shared_page_along(monkeypatch):
-    """One of two samples meets a NaN in its answer; the other publishes what both share, and it must stay whole."""
+    """One of two samples meets a NaN; the other publishes the shared pages, which must stay valid."""
     engine = FakeEngine(policies=1)
     batcher = make(engine, rows=2)
     prompt, sampling = [0, 1, 1, 0, 1, 0, 0, 1, 1], Sampling(max_new_tokens=4)
@@ -187,9 +187,9 @@ def test_a_sample_that_ends_invalid_takes_no_shared_page_along(monkeypatch):
     assert finish(batcher)[number][0].finish == "length"
 
 
-# What is read, exactly
+# Exact prefill counts
 
-PROMPT = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1]  # eleven tokens: ten to be read, two full pages and half of a third
+PROMPT = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1]  # eleven tokens: ten are prefilled, two full pages and half of a third
 
 
 def counts(batcher):
@@ -199,7 +199,7 @@ def counts(batcher):
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize(("n", "rows"), [(1, 4), (4, 4), (9, 4), (3, 1)])
 def test_samples_read_their_prompt_once(n, rows, fixed):
-    """However many there are and however few rows; the last token is read by the first step of decoding."""
+    """For any number of samples and rows; the last token is processed by the first decoding step."""
     batcher = make(FakeEngine(), rows=rows, fixed_shapes=fixed)
     batcher.submit(PROMPT, Sampling(max_new_tokens=5), n=n)
     finish(batcher)
@@ -208,7 +208,7 @@ def test_samples_read_their_prompt_once(n, rows, fixed):
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_equal_prompts_of_one_admission_share_full_pages(fixed):
-    """Neither has been read when the other gets its row: the second waits, and reads the rest of the last page."""
+    """Neither is prefilled when the other gets its row: the second waits and prefills the last page only."""
     batcher = make(FakeEngine(), fixed_shapes=fixed)
     for seed in range(3):
         batcher.submit(PROMPT, Sampling(max_new_tokens=5, seed=seed))
@@ -217,7 +217,7 @@ def test_equal_prompts_of_one_admission_share_full_pages(fixed):
 
 
 def test_a_later_turn_reads_what_is_new():
-    """Up to the last full page: of 11 + 6 tokens 16 are in pages, of which four are full; the turn adds three."""
+    """Up to the last full page: of 11 + 6 tokens 16 are in pages, four of them full; the turn adds three."""
     batcher = make(FakeEngine())
     number = batcher.submit(PROMPT, Sampling(max_new_tokens=6))
     answer = finish(batcher)[number][0].tokens.tolist()
@@ -244,7 +244,7 @@ def test_policies_share_no_pages():
 
 
 def test_new_weights_are_read_with_anew():
-    """Those of their policy alone."""
+    """Contexts of other policies stay."""
     batcher = make(FakeEngine())
     for policy, version in ((0, None), (1, None), (0, 5), (1, None), (0, None)):
         if version is not None:
@@ -258,14 +258,14 @@ def test_new_weights_are_read_with_anew():
 
 
 def test_updates_in_flight_read_contexts_again():
-    """The prompt and what was written, once for each sample, and the prompt once for those that have not begun."""
+    """Prompt and tokens once per sample, and the prompt once for samples that have not begun."""
     batcher = make(FakeEngine(), in_flight_updates=True)
     batcher.submit(PROMPT, Sampling(max_new_tokens=7), n=2)
     batcher.step()
     assert batcher.usage.read == 10
     batcher.set_weights(0, {}, 1)
     batcher.step()
-    # Two answers of two tokens each, behind one prompt: they share at least its two full pages.
+    # Two completions of two tokens each after one prompt, of which they share at least two full pages.
     a, b = (s.context[:-1].tolist() for s in batcher._rows.active)
     same = sum(x == y for x, y in zip(a, b, strict=True)) // 4 * 4 if a != b else 12
     assert batcher.usage.read == 10 + 12 + (12 - same)
@@ -273,7 +273,7 @@ def test_updates_in_flight_read_contexts_again():
 
 
 def test_pages_that_were_evicted_are_read_again():
-    """Memory for one conversation: another one takes all of it, the first comes back and gets the same answer."""
+    """Memory for one conversation: another one evicts it, and it gets the same result when it returns."""
     engine = FakeEngine()
     batcher = make(engine, cache_tokens=LENGTH, rows=1)
     other = [1] * 20
@@ -287,7 +287,7 @@ def test_pages_that_were_evicted_are_read_again():
 
 
 @example(15, 9, 3, False)
-@example(23, 1, 2, False)  # a prompt that fills memory: its last page cannot be copied
+@example(23, 1, 2, False)  # a prompt that fills the memory, so its last page cannot be copied
 @example(6, 18, 2, True)
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 23), st.integers(1, 23), st.integers(1, 5), st.booleans())
@@ -306,10 +306,12 @@ def test_memory_for_one_conversation_is_enough(length, budget, n, fixed):
 
 @pytest.mark.parametrize("conversations", [1, 2])
 def test_the_sample_that_came_last_gives_its_row_up(conversations):
-    """Rows grow until memory for one fewer is used up: the last one is preempted, never one that came before it."""
+    """Rows grow until memory is used up: the most recent one is preempted, never an older one."""
     engine, rows = FakeEngine(), conversations + 1
     batcher = make(engine, rows=rows, cache_tokens=conversations * LENGTH)
-    prompts = [[first, *PROMPT[: 4 if first else 8]] for first in range(rows)]  # so that the last page is the first's
+    prompts = [
+        [first, *PROMPT[: 4 if first else 8]] for first in range(rows)
+    ]  # so that the first row takes the last page
     numbers = [batcher.submit(prompt, Sampling(max_new_tokens=15)) for prompt in prompts]
     lost = []
     while batcher.busy:
@@ -324,14 +326,14 @@ def test_the_sample_that_came_last_gives_its_row_up(conversations):
 
 
 def test_a_context_that_waits_for_rows_does_not_block_the_others():
-    """What is kept for further samples of a request gives way to a request that stands before them and needs it all."""
+    """A context kept for further samples of a request is released for an earlier request that needs all pages."""
     engine = FakeEngine()
     batcher = make(engine, rows=1, cache_tokens=LENGTH)
     first = batcher.submit([0] * 9, Sampling(max_new_tokens=2), n=3)
     batcher.step()
     assert not batcher._rows.active and batcher.memory().tokens == 8, "two samples wait for the row"
     second = batcher.submit([1] * 20, Sampling(max_new_tokens=4))
-    batcher._queue.rotate(1)  # as `run` does: it has the larger budget
+    batcher._queue.rotate(1)  # as in `run`, since it has the larger budget
     answers = finish(batcher)
     assert answers[second][0].tokens.tolist() == engine.answer([1] * 20, 0, 0, 4)[0]
     for k, answer in enumerate(answers[first]):
@@ -339,18 +341,18 @@ def test_a_context_that_waits_for_rows_does_not_block_the_others():
     assert counts(batcher) == (8 + 19 + 8, 8), "the first prompt is read again"
 
 
-# Reading beside decoding
+# Prefill during decoding
 
 
 def test_a_long_prompt_is_read_beside_rows_that_decode():
-    """Seven rows get a chunk in every step while an eighth waits for its prompt of six lines."""
+    """Seven rows decode a chunk in every step while an eighth waits for its prompt of six lines."""
     engine = FakeEngine()
     batcher = make(engine, rows=8, cache_tokens=8 * LENGTH, lines=(1,), line=3)
     for first in range(7):
         batcher.submit([first], Sampling(max_new_tokens=20, seed=first))
     batcher.step()
     assert engine.decoding == [7]
-    long = batcher.submit([*PROMPT, *PROMPT[:8]], Sampling(max_new_tokens=2))  # eighteen tokens to be read
+    long = batcher.submit([*PROMPT, *PROMPT[:8]], Sampling(max_new_tokens=2))  # eighteen tokens to prefill
     for lines in range(1, 6):
         before = batcher.usage
         batcher.step()
@@ -362,7 +364,7 @@ def test_a_long_prompt_is_read_beside_rows_that_decode():
 
 
 def test_idle_rows_are_filled_before_the_next_chunk():
-    """While more rows wait than a sixteenth of the batch, here one, reading continues before anybody decodes."""
+    """While more than a sixteenth of the rows wait, here one, prefill continues before decoding."""
     engine = FakeEngine()
     batcher = make(engine, rows=8, cache_tokens=8 * LENGTH, lines=(1,), line=3)
     for first in range(8):
@@ -379,7 +381,9 @@ def test_requests_that_can_never_fit_are_refused():
         "conversation of max_length 24 in each of 2 shards",
     ):
         make(engine, cache_tokens=47)
-    with pytest.raises(ValueError, match="memory_frac is 0.0, which gives a cache of 0 tokens, but at least 24 are needed"):
+    with pytest.raises(
+        ValueError, match="memory_frac is 0.0, which gives a cache of 0 tokens, but at least 24 are needed"
+    ):
         make(FakeEngine(), cache_tokens=None, memory_frac=0.0)
     with pytest.raises(ValueError, match="page_size is 12, but must be a power of two"):
         make(engine, page_size=12)
@@ -389,7 +393,7 @@ def test_requests_that_can_never_fit_are_refused():
     assert not batcher.busy
 
 
-@pytest.mark.parametrize("tokens", [LENGTH, 4 * LENGTH])  # with the first, samples lose their rows and begin again
+@pytest.mark.parametrize("tokens", [LENGTH, 4 * LENGTH])  # with the first, samples are preempted
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_whoever_watches_sees_every_token_once_and_in_order(tokens, in_flight):
     engine = FakeEngine(policies=1)
@@ -420,4 +424,4 @@ def test_whoever_watches_sees_every_token_once_and_in_order(tokens, in_flight):
             for name in ("tokens", "logps", "versions"):
                 found, whole = seen.get((number, k, name), []), getattr(answer, name).tolist()
                 assert found == whole[: len(found)] and (number == numbers[0]) == (not found)
-                assert len(whole) - len(found) <= 2 or number == numbers[0]  # at most a chunk comes with the answer
+                assert len(whole) - len(found) <= 2 or number == numbers[0]  # at most the last chunk is missing

@@ -1,4 +1,4 @@
-"""What can happen to a request: several samples, cancel, deadline, new weights, any order of arrival, other models."""
+"""The life of a request: several samples, cancellation, deadlines, new weights, order of arrival, models."""
 
 import dataclasses
 import time
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.long
 
 LENGTH = 48
 PROMPTS = random_prompts([5, 12, 1, 20, 7, 3])
-ENGINE = make_engine(with_adapters=True)  # not a fixture: the examples of a test cannot have any
+ENGINE = make_engine(with_adapters=True)  # not a fixture, since examples of a test cannot use one
 NEW = [model_and_params(seed)[1] for seed in (0, 1, 2)]
 
 
 def one_adapter(policy, factor=1.0):
-    """The weights of one adapter, changed by a factor."""
+    """Return the weights of one adapter, multiplied by a factor."""
     return jax.tree.map(lambda x: factor * x[:, policy], adapters()[0])
 
 
@@ -42,7 +42,7 @@ def roles():
 
 @pytest.fixture(autouse=True)
 def old_weights(request):
-    """Every test starts with the weights of version 0."""
+    """Start every test with the weights of version 0."""
     if any(ENGINE.versions):
         ENGINE.update(NEW[0], *adapters())
     if "plain" in request.fixturenames and any((engine := request.getfixturevalue("plain")).versions):
@@ -51,7 +51,7 @@ def old_weights(request):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until `now` is set."""
+    """Replace the clock by one that only moves when `now` is set."""
     clock = types.SimpleNamespace(now=100.0, perf_counter=time.perf_counter)
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(batcher_module, "time", clock)
@@ -64,14 +64,14 @@ def make(engine, **kwargs):
 
 
 def squeeze(batcher, tokens):
-    """Leaves memory for this many tokens: the rest is held by nobody. Programs stay as they are."""
+    """Reserve pages until memory for this many tokens is left; programs do not change."""
     (part,) = batcher._rows.parts
     part.pool.take(part.pool.count - tokens // part.pool.size)
     return batcher
 
 
 def alone(engine, prompt, sampling, policy=0):
-    """The answer from an engine that has nothing else to do."""
+    """Return the completion of an idle engine."""
     answers, _ = engine.generate(engine.prefill([prompt], slots=LENGTH, adapter_ids=[policy]), [sampling])
     return answers[0]
 
@@ -90,7 +90,7 @@ def rows_in_use(batcher):
 
 
 def test_samples_of_a_request_equal_single_requests_with_derived_seeds(plain):
-    """More samples than rows; how many there are does not matter to any of them."""
+    """More samples than rows; the number of samples does not affect any of them."""
     sampling = Sampling(max_new_tokens=9, seed=3)
     batcher = make(plain)
     many, few = batcher.submit(PROMPTS[0], sampling, n=7), batcher.submit(PROMPTS[0], sampling, n=2)
@@ -104,7 +104,7 @@ def test_samples_of_a_request_equal_single_requests_with_derived_seeds(plain):
 
 
 def test_seeds_of_samples_do_not_meet():
-    """A request's own seed comes first; samples of neighbouring seeds have nothing in common."""
+    """Sample 0 has the request's seed; samples of neighbouring seeds are unrelated."""
     seeds = [sample_seed(seed, k) for seed in (0, 1, 2, 2**32 - 1) for k in range(64)]
     assert len(set(seeds)) == len(seeds) and all(0 <= s < 2**32 for s in seeds)
     assert [sample_seed(s, 0) for s in (0, 7)] == [0, 7]
@@ -168,7 +168,7 @@ def test_a_deadline_ends_a_request_with_what_it_has(plain, clock):
 
 
 def test_new_weights_wait_for_the_rows_in_flight_and_later_requests_for_them(plain):
-    """A request that has begun keeps its weights, also for samples without a row yet; queued ones get the new."""
+    """A request that has begun keeps its weights, also for samples without a row; queued ones get the new weights."""
     fresh = make_engine(params=NEW[1])
     fresh.versions = [7]
     sampling = Sampling(max_new_tokens=10, seed=5)
@@ -202,14 +202,14 @@ def test_an_idle_policy_has_its_weights_at_once_and_the_caller_may_donate_them(p
     answer = batcher.run()[number][0]
     assert answer.tokens.tolist() == alone(make_engine(params=NEW[1]), PROMPTS[0], sampling).tokens.tolist()
     assert answer.versions.tolist() == [3] * 6
-    batcher.set_weights(0, make_engine(params=NEW[2]).weights.params, version=4)  # laid out already
+    batcher.set_weights(0, make_engine(params=NEW[2]).weights.params, version=4)  # already laid out for decoding
     number = batcher.submit(PROMPTS[0], sampling)
     expected = alone(make_engine(params=NEW[2]), PROMPTS[0], sampling)
     assert batcher.run()[number][0].tokens.tolist() == expected.tokens.tolist()
 
 
 def test_an_adapter_changes_without_disturbing_the_others(roles):
-    """Rows of policy 1 are waited for; those of policy 2 go on and new ones begin."""
+    """Rows of policy 1 are waited for; those of policy 2 continue, and new ones begin."""
     sampling = Sampling(max_new_tokens=20, seed=2)
     changed = make_engine(with_adapters=True)
     changed.set_weights(1, one_adapter(1, -1.5), 4)
@@ -231,7 +231,7 @@ def test_an_adapter_changes_without_disturbing_the_others(roles):
 @pytest.mark.nightly_for("kind1")
 @pytest.mark.parametrize("kind", [{}, {"repetition_penalty": 1.7, "top_k": 20}])
 def test_an_update_in_flight_continues_the_tokens_under_the_new_weights(plain, kind):
-    """Twice in one answer; every token keeps the version that wrote it, and the budget stays what it was."""
+    """Two updates in one completion; every token keeps its version, and the budget does not change."""
     samplings = [Sampling(max_new_tokens=n, seed=i, **kind) for i, n in enumerate((20, 7, 14))]
     engines = [make_engine(params=params) for params in NEW]
     batcher = make(plain, in_flight_updates=True)
@@ -271,7 +271,7 @@ def test_an_update_in_flight_reads_the_rows_of_its_policy_only(roles):
     check_equal(answers[numbers[1]][0], other)
 
 
-# Orders of arrival
+# Order of arrival
 
 requests = st.lists(
     st.tuples(
@@ -288,7 +288,7 @@ requests = st.lists(
 
 
 def play(batcher, drawn, order, pauses):
-    """Answers per request, submitted in this order with steps in between."""
+    """Submit requests in this order with steps in between, and return their completions."""
     numbers, answers = {}, {}
     for i, steps in zip(order, pauses, strict=True):
         prompt, budget, seed, temperature, policy, n, filters = drawn[i]
@@ -306,7 +306,7 @@ def play(batcher, drawn, order, pauses):
 @given(requests, st.data(), st.booleans())
 @settings(max_examples=15, deadline=None)
 def test_answers_do_not_depend_on_the_order_of_arrival(drawn, data, fixed):
-    """Nor on memory: the same tokens always; with fixed shapes the same bits of every log-prob."""
+    """Nor on memory: tokens are always the same, and with fixed shapes log-probs are bit-equal."""
     plays = []
     for _ in range(2):
         order = data.draw(st.permutations(range(len(drawn))))
@@ -326,7 +326,7 @@ def check_plays(plays, fixed):
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_many_requests_in_three_orders_and_with_three_memory_budgets(fixed):
-    """Eighty requests that begin alike; memory for four conversations, for two, and for one."""
+    """Eighty requests with common prefixes; memory for four conversations, for two, and for one."""
     rng = np.random.default_rng(3)
     drawn = [
         (int(rng.integers(len(PROMPTS))), int(rng.integers(1, 13)), i, float(rng.integers(2)), int(rng.integers(3)),
@@ -344,7 +344,7 @@ def test_many_requests_in_three_orders_and_with_three_memory_budgets(fixed):
 
 
 def test_fixed_shapes_use_one_program_whatever_comes():
-    """One size of batch, one number of prompts read at once; plain and filtered requests never side by side."""
+    """One batch size and one prefill size; plain and filtered requests never decode together."""
     engine = make_engine()
     batcher = make(engine, rows=4, fixed_shapes=True)
     for i, kind in enumerate([{}, {}, {}, {}, {}, {"top_p": 0.5}, {"stop_ids": (1, 2, 3, 4, 5)}, {}]):
@@ -362,7 +362,7 @@ def test_fixed_shapes_use_one_program_whatever_comes():
 
 
 def test_a_thread_serves_several_models(roles):
-    """Policies of three adapters and of another model, numbered as the caller likes."""
+    """Policies of three adapters and of another model, in the order of the routes."""
     other, sampling = make_engine(params=NEW[1]), Sampling(max_new_tokens=11, seed=8)
     with BatcherThread(make(roles), make(other, rows=2), routes=[(0, 2), (1, 0), (0, 1)]) as sampler:
         sampler.pause()
@@ -376,7 +376,7 @@ def test_a_thread_serves_several_models(roles):
         after = sampler.ask(PROMPTS[3], sampling, 1).result(60)
         sampler.drain()
         usage = sampler.usage
-        with pytest.raises(ValueError, match="policy is 3, but must be one of: 0 to 2"):
+        with pytest.raises(ValueError, match="policy is 3, but must be 0 to 2"):
             sampler.ask(PROMPTS[0], sampling, 3)
     engine, updated = (make_engine(params=params) for params in NEW[1:])
     updated.versions = [5]
