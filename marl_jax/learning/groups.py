@@ -84,7 +84,7 @@ def differ(rewards: Array, members: Array) -> Array:
     high = xp.max(xp.where(members, rewards, -xp.inf), axis=-1)
     low = xp.min(xp.where(members, rewards, xp.inf), axis=-1)
     largest = xp.max(xp.where(members, xp.abs(rewards), 0.0), axis=-1)
-    return high - low > xp.maximum(EQUAL, EQUAL_RELATIVE * largest)  # -inf for an empty group
+    return high - low > xp.maximum(EQUAL, EQUAL_RELATIVE * largest)  # the left side is -inf for an empty group
 
 
 def informative_answers(samples: Samples, whole_episodes: bool) -> jax.Array:

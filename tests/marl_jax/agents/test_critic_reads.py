@@ -1,4 +1,4 @@
-"""A critic that reads the question and one answer: values and gradients are those of rows with nothing else in them."""
+"""A critic that reads the prompt and one completion: same values and gradients as separate rows."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ from tests.models.tiny_models import quick_jit
 
 
 async def forked(ask, example):
-    """A chat of three answers, the last in a fork of it."""
+    """Build a conversation of three completions, the last one in a fork."""
     chat = ask.chat(0, system="S")
     await chat.say(example)
     await chat.say("once more, ab")
@@ -36,7 +36,7 @@ async def forked(ask, example):
 
 @functools.cache
 def samples(task=conversation, policies=1):
-    """Rows of a host rollout; with two policies, the second answers from the second turn on."""
+    """Return rows of a host rollout; with two policies, the second one acts from the second turn on."""
     settings = {}
     if policies == 2:
         sampler = FakeSampler()
@@ -58,7 +58,7 @@ def critic(kind, lora=False):
 
 @functools.cache
 def weights(policy):
-    """Away from the start, where all values are 0."""
+    """Return weights away from the initial ones, whose values are all 0."""
     key = jax.random.key(0)
     trained, frozen = policy.init(policy.model.init(key), key)
     leaves, tree = jax.tree.flatten(trained)
@@ -69,7 +69,7 @@ def weights(policy):
 
 
 def alone(samples):
-    """Every answer in a plain row behind the opening of its chat: tokens [A, T], lengths, first reads, policies."""
+    """Return every completion in a separate row after its prompt: tokens [A, T], lengths, first reads, policies."""
     found = []
     for n, _, x in answers_of(samples):
         opening, answer = samples.tokens[n, : samples.prompt_len[n]], samples.targets[n, x]
@@ -105,7 +105,7 @@ def test_values_and_gradients_are_those_of_answers_in_rows_of_their_own(kind, lo
             total += jnp.sum(noise[n, x] * values[a, openings[a] - 1 : openings[a] - 1 + len(x)])
         return total, values
 
-    # A trunk of its own has the same way back as the policy's: of one of them the gradients will do.
+    # A separate trunk has the same backward pass as the policy, so gradients of one of them suffice.
     program = functools.partial(jax.value_and_grad, has_aux=True) if lora else lambda f: lambda x: (f(x), None)
     (found, values), gradient = quick_jit(program(ours))(trained)
     (expected, wanted), slow = quick_jit(program(plain))(trained)
@@ -139,7 +139,7 @@ def test_the_debate_changes_no_value_and_another_question_does():
 
 
 def test_an_answer_sees_the_opening_and_itself():
-    """By the rule of `Samples`, spelled out in plain Python, also in forks and where another policy spoke first."""
+    """The attention rule of `Samples` in plain Python, also in forks and after another policy's turn."""
     for rows in (samples(), samples(forked), samples(policies=2)):
         view = jax.tree.map(np.asarray, critics.answers_alone(jax.tree.map(jnp.asarray, rows)))
         for n, _, x in answers_of(rows):
@@ -151,7 +151,7 @@ def test_an_answer_sees_the_opening_and_itself():
 
 
 def hidden(view):
-    """What is no part of the view as a branch of its own, which `visible` knows nothing of otherwise."""
+    """Put tokens outside the view into a separate branch, which `visible` does not attend to."""
     return view.replace(branch=np.where(view.segment == -1, view.n_completions, view.branch))
 
 

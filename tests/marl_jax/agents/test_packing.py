@@ -1,4 +1,4 @@
-"""Packed rows: where samples go, and that loss and gradients are those of padded rows."""
+"""Packed rows: the placement of samples, and the same loss and gradients as padded rows."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ WIDTH = 6
 
 
 def check_places(samples, rows):
-    """Samples that contribute lie in one row each, whole, and none over another."""
+    """Check that every contributing sample is in one row, complete and without overlap."""
     found = sorted(int(i) for i in rows.table.ravel() if i >= 0)
     assert found == list(np.flatnonzero(samples.active())), "each that contributes to the loss, once"
     for starts, length, room in (
@@ -78,7 +78,7 @@ def test_loss_and_gradients_are_those_of_padded_rows(settings, prefix, algo):
 
 @pytest.mark.parametrize("settings", [dict(critic="head"), dict(critic="head", lora=1)], ids=["full", "adapter"])
 def test_values_and_references_are_read_from_packed_rows_too(settings):
-    """Of rows that do not learn as well; those without an answer have zeros."""
+    """Also of rows that are not trained; rows without a completion score zero."""
     policy = tiny_play.policy(free=WIDTH, **settings)
     samples = tiny_samples.make(16, 12, WIDTH, kept=bool(policy.prefix))
     samples = samples.replace(loss_weights=samples.loss_weights.at[3].set(0.0))

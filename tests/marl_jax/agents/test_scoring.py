@@ -1,4 +1,4 @@
-"""What the learner reads once for many samples: loss and gradients must be those of separate, whole rows."""
+"""Shared computation in the learner: same loss and gradients as separate, complete rows."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ WIDTH, GROUP = 4, 3
 
 
 def gradients(policy, samples, **settings):
-    """(gradients, metrics) of one minibatch."""
+    """Return gradients and metrics of one minibatch."""
     trained, frozen = tiny_play.weights(policy)
     algo = tiny_play.ppo(value_clip=0.0, **settings)
     train_state = update.TrainState(trained, frozen, None, np.int32(0))
@@ -54,7 +54,7 @@ def test_a_prefix_that_is_read_once_changes_nothing(settings, group):
 
 @pytest.mark.long
 def test_unrolled_layers_follow_a_prefix_that_is_read_in_a_loop():
-    """Unrolled as on a GPU, the update has the layers once and not twice."""
+    """With layers unrolled as on a GPU, the program contains the layers once, not twice."""
     policy = tiny_play.policy(free=WIDTH)
     deeper = build(dataclasses.replace(policy.model.cfg, n_layers=2))
     loop = dataclasses.replace(policy, model=deeper, rules=tiny_samples.PREFIX, unroll=1)
@@ -72,7 +72,7 @@ def test_unrolled_layers_follow_a_prefix_that_is_read_in_a_loop():
 
 
 def test_fewer_tokens_are_read():
-    """In the compiled program no activation is as long as a whole row."""
+    """No activation of the compiled program is as long as a complete row."""
     policy = dataclasses.replace(tiny_play.policy(free=WIDTH), rules=tiny_samples.PREFIX)
     samples = tiny_samples.make(12, 7, WIDTH, kept=True)
     trained, _ = tiny_play.weights(policy)
@@ -84,7 +84,7 @@ def test_fewer_tokens_are_read():
 
 
 def test_a_prompt_is_read_once_for_all_its_candidates():
-    """No activation has room for the prompts of every candidate; attention alone lays them out one by one."""
+    """No activation has room for a prompt per candidate, except in attention."""
     policy = dataclasses.replace(tiny_play.policy(free=WIDTH), rules=())
     samples = tiny_samples.make(4, 7, WIDTH, group=GROUP)
     trained, _ = tiny_play.weights(policy)
@@ -98,11 +98,11 @@ def test_a_prompt_is_read_once_for_all_its_candidates():
 
 @pytest.mark.parametrize(("lora", "warm"), [(None, False), (2, False), (2, True)], ids=["full", "base", "warm"])
 def test_the_reference_is_the_policy_at_the_start(lora, warm):
-    """Whatever has been learnt since: the copy that was kept, the base without adapters, or the first adapters."""
+    """The reference does not change in training: a copy, the base without adapters, or the first adapters."""
     policy = dataclasses.replace(tiny_play.policy(free=WIDTH, lora=lora), rules=(), warm=warm)
     key = jax.random.key(3)
     at_start, frozen = policy.init(policy.model.init(key), key, reference=True)
-    if warm:  # adapters of another run, which say something
+    if warm:  # adapters of another run, which are not zero
         adapters = jax.tree.map(lambda x: x + 0.1, at_start["adapters"])
         at_start, frozen = policy.init(frozen["model"], key, reference=True, adapters=adapters)
     moved = {**at_start, **{k: jax.tree.map(lambda x: x + 0.05, v) for k, v in at_start.items() if k != "critic"}}

@@ -1,4 +1,4 @@
-"""Seating: which policy answers for a seat at a turn, in rollouts, in matches and at the terminal."""
+"""Seating: the policy that acts for a seat at a turn, in rollouts, in matches and at the terminal."""
 
 import dataclasses
 
@@ -56,7 +56,7 @@ def test_further_seats_get_the_policies_of_the_first_in_turn():
     assert [with_bot.has_bot(seat) for seat in range(3)] == [False, True, False]
 
 
-# ------------------------------------------------------------------------------------------ where it is asked
+# Rollouts, matches and the terminal
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,10 +103,10 @@ def test_a_rollout_asks_the_policy_of_the_turn():
     turn, policy, action = (np.asarray(in_time(x)) for x in (samples.turn, samples.policy[:, None], samples.action))
     np.testing.assert_array_equal(policy, np.where(turn < 2, FIRST, LATER))
     length = int(np.argmax(finished.ended[:, 0])) + 1
-    assert 4 < length < 9  # a second game has begun, whose first turns are the first policy's again
+    assert 4 < length < 9  # the first policy acts again in the first turns of a second game
     assert action[:length, 0].tolist() == expected_actions(length)
     assert action[length : length + 2, 0].tolist() == [0, 1]
-    # Only the first policy learns.
+    # Only the first policy is trained.
     weights = in_time(samples.loss_weights)[: roll.turns]
     np.testing.assert_array_equal(weights, turn[: roll.turns] < 2)
 
@@ -136,11 +136,11 @@ def test_at_the_terminal_too():
     state, key, actions = GAME.reset(jax.random.key(0)), jax.random.key(0), []
     for _ in range(4):
         actions.append(int(seat.act(state, key)))
-        seat.observe(state, actions[-1], state)  # turns count what was observed, whatever the position
+        seat.observe(state, actions[-1], state)  # turns are counted from observations, independent of the position
     assert actions == [0, 0, 8, 8]
 
 
-# -------------------------------------------------------------------------------------------------- from a config
+# Config
 
 
 def config(agents, *policies):

@@ -1,4 +1,4 @@
-"""Separate models for separate roles: each reads, answers and learns in its own tokens, from its own samples."""
+"""Separate models for separate roles: each has its own tokens, completions and samples."""
 
 import functools
 import io
@@ -36,14 +36,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_compilation():
-    """These programs run for milliseconds."""
+    """Compile quickly, since these programs run for milliseconds only."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 
 def start(config):
-    """(setup, optimizer, train states) of a config."""
+    """Return setup, optimizer and train states of a config."""
     validate.check(config)
     setup = setups.make(config)
     optimizer = make_optimizer(config.optim, config.steps, 1)
@@ -56,7 +56,7 @@ def start(config):
 
 
 def sampled(setup, train_states):
-    """The samples of one rollout."""
+    """Return the samples of one rollout."""
     rollout, params = setup.rollout, all_weights(train_states)
     with jax.set_mesh(setup.mesh):
         return quick_jit(rollout.__call__)(params, rollout.init(jax.random.key(0), params), jax.random.key(1))[0]
@@ -64,7 +64,7 @@ def sampled(setup, train_states):
 
 @pytest.fixture(scope="module")
 def team(folder):
-    """(setup, optimizer, train states, samples) of one step of AT-GRPO."""
+    """Return setup, optimizer, train states and samples of one step of AT-GRPO."""
     setup, optimizer, train_states = start(tiny_team.config(folder))
     samples = sampled(setup, train_states)
     return setup, optimizer, train_states, jax.device_get(samples)
@@ -92,7 +92,7 @@ def test_every_seat_reads_and_writes_in_the_tokens_of_its_model(team):
         answer = samples.targets[i, k * width :][: samples.completion_lengths[i, k]].tolist()
         assert tokenizer.decode(answer) == "udlr"[samples.action[i, k]]
         answers.add((who, answer[0]))
-    assert len({token for _, token in answers}) == len(answers) > 4  # the same four names in other ids
+    assert len({token for _, token in answers}) == len(answers) > 4  # the same four names with other ids
 
 
 def test_what_the_sampler_reports_is_what_each_learner_computes(team):
@@ -124,14 +124,14 @@ def test_samples_of_one_agent_change_its_own_model_only(team):
     equal = lambda a, b: all(jax.tree.leaves(jax.tree.map(np.array_equal, a, b)))  # noqa: E731
     for own, other in (("planner", "executor"), ("executor", "planner")):
         assert not equal(kept[own][own]["model"], before[own]["model"])
-        assert equal(kept[own][other], before[other])  # the other model stays as it was, to the last bit
-        assert equal(kept[own][own], kept["both"][own])  # and what the other did changes nothing here
+        assert equal(kept[own][other], before[other])  # the other model does not change, bit for bit
+        assert equal(kept[own][own], kept["both"][own])  # and the other model's completions have no effect here
     answers = {name: int(metrics[f"{name}completions_trained"]) for name in ("", "executor/", "planner/")}
     assert answers[""] == answers["executor/"] > 0 == answers["planner/"]
 
 
 def test_rows_of_others_are_left_out_of_the_update(team):
-    """Half of the rows are each model's, so an update on that half is the update on all of them."""
+    """Each model has half of the rows, so updating on these equals updating on all rows."""
     setup, optimizer, train_states, samples = team
     n = samples.n
     assert [setup.max_active_rows(backbone, n, setup.config.algo) for backbone in setup.backbones] == [n // 2] * 2
@@ -143,19 +143,19 @@ def test_rows_of_others_are_left_out_of_the_update(team):
 
     rows = setup.team.own(samples, 0)
     few = update_active_rows(update, None, rows, None, n // 2)
-    assert sorted(taken) == [n // 2, n]  # both ways are in the program
+    assert sorted(taken) == [n // 2, n]  # both branches are in the program
     expected = update(None, rows, None)
     np.testing.assert_array_equal(few, expected)
-    more = rows.replace(loss_weights=jnp.ones_like(rows.loss_weights))  # too many for the short way
+    more = rows.replace(loss_weights=jnp.ones_like(rows.loss_weights))  # too many for the short branch
     np.testing.assert_array_equal(update_active_rows(update, None, more, None, n // 2), update(None, more, None))
 
 
 @pytest.mark.nightly
 def test_rows_of_others_are_harmless_behind_long_rules(folder):
-    """The rules are read once and left out of the rows; those of the other model must not reach in front of theirs."""
+    """The rules are prefilled once and left out of rows; rows of the other model must not start before theirs."""
     config = tiny_team.config(folder)
     config.env.text = "full"
-    config.algo.filter_zero_std_groups = True  # leaves room among the rows to learn from, which others' fill
+    config.algo.filter_zero_std_groups = True  # leaves room among the trained rows for those of the other model
     setup, optimizer, train_states = start(config)
     assert all(backbone.policy.prefix for backbone in setup.backbones)
     samples = sampled(setup, train_states)
@@ -169,12 +169,12 @@ def test_rows_of_others_are_harmless_behind_long_rules(folder):
         assert int(metrics[f"{backbone.name}/skipped"]) == 0 and np.isfinite(metrics[f"{backbone.name}/grad_norm"])
 
 
-# --------------------------------------------------------------------------------------------------------- whole runs
+# Complete runs
 
 
 @pytest.fixture(scope="module")
 def finished(folder):
-    """A run of two steps: (config, folder of the run)."""
+    """Return config and folder of a run of two steps."""
     config = tiny_team.config(folder)
     train.train(config, folder / "run")
     return config, folder / "run"
@@ -246,7 +246,7 @@ def test_a_checkpoint_holds_what_both_models_learnt(finished):
 @pytest.mark.nightly_for("dapo")
 @pytest.mark.parametrize("algo", ["ppo", "grpo", "dapo"])
 def test_a_step_of_every_algorithm_fits_together(folder, algo):
-    """Traced, not compiled."""
+    """The step is traced, not compiled."""
     config = tiny_team.config(folder, "grpo" if algo == "dapo" else algo)
     if algo == "dapo":
         config.algo.overlong = "penalty"
@@ -266,7 +266,7 @@ def test_a_step_of_every_algorithm_fits_together(folder, algo):
     assert {"planner/loss", "executor/loss", "loss", "skipped_in_a_row"} <= metrics.keys()
 
 
-# ---------------------------------------------------------------------------------------------- who shares what
+# Sharing
 
 
 def test_policies_without_a_model_of_their_own_share_one_or_copy_it(folder):
@@ -288,7 +288,7 @@ def test_a_frozen_model_is_only_read(folder, team):
     assert [backbone.name for backbone in setup.trained_backbones] == ["planner"]
     assert not train_states["executor"].trained
     weights = all_weights(train_states)
-    snapshot = setup.team.snapshot(weights)  # a pool of historical opponents has no copies of what never changes
+    snapshot = setup.team.snapshot(weights)  # a pool of past policies has no copies of frozen weights
     assert snapshot["executor"] == {} and set(snapshot["planner"]) == {"model"}
     assert setup.team.with_snapshot(weights, snapshot)["executor"]["model"] is weights["executor"]["model"]
     samples = team[3].replace(loss_weights=team[3].loss_weights * (team[3].seat == 0))

@@ -1,4 +1,4 @@
-"""A verifier as a run: what it reads, its loss, that it learns, resumes and is evaluated, and its scores over HTTP."""
+"""Verifiers: tokenization, loss, training, resuming, evaluation, and scores over HTTP."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ KEY = "k-0123456789"
 
 @pytest.fixture(scope="module", autouse=True)
 def small():
-    """Short rows."""
+    """Use short rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(labelled, "TOKEN_UNIT", 32)
         yield
@@ -52,7 +52,7 @@ def small():
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """A run that has learnt."""
+    """Return the folder of a trained run."""
     folder = tmp_path_factory.mktemp("verifier")
     tiny_verifier.write_files(folder / "labelled")
     config = tiny_verifier.get_config()
@@ -67,11 +67,11 @@ def opened(workdir):
         yield verifier
 
 
-# ---------------------------------------------------------------------------------------------------------- reading
+# Reading
 
 
 def test_a_chat_is_read_as_it_is_sampled():
-    """The same tokens as those of a chat of an episode, with its answers."""
+    """The tokens equal those of an episode's conversation with its completions."""
     tokenizer = tokenizers.load("tiny")
     speaker = Speaker(None, tokenizer, Sampling(), 512)
     messages = [
@@ -103,11 +103,11 @@ def test_chats_that_cannot_be_scored(messages, reason):
         read_chat(tokenizers.load("tiny"), messages, 512)
 
 
-# ------------------------------------------------------------------------------------------------------------- loss
+# Loss
 
 
 def rows(lengths, labels, start=3):
-    """Samples with answers of these lengths."""
+    """Build samples with completions of these lengths."""
     made = [
         labelled.Labelled(i, labelled.Reading(tuple(range(1, start + length + 1)), start), right)
         for i, (length, right) in enumerate(zip(lengths, labels, strict=True))
@@ -139,7 +139,7 @@ def test_the_loss_by_hand():
     assert float(metrics["accuracy"]) == pytest.approx(np.mean([p[0, 0] > 0.5, p[1, 3] < 0.5, p[2, 4] > 0.5]))
 
 
-# ------------------------------------------------------------------------------------------------------------- runs
+# Runs
 
 
 @pytest.mark.nightly
@@ -189,11 +189,11 @@ def test_evaluation_on_the_test_part(workdir, tmp_path):
     assert (folder / "scores" / "test_balanced_00000070.svg").read_text().startswith("<svg")
 
 
-# ------------------------------------------------------------------------------------------------------- in-process
+# In the same process
 
 
 def test_the_score_is_the_learners_at_the_answers_last_token(workdir, opened):
-    """The value that training fits at the last token of an answer is what a reader of the score sees."""
+    """The score is the value that training fits at the last token of an answer."""
     setup = setups.make(tiny_verifier.get_config())
     readings = [opened.scorer.read(chat(letter, answer)) for letter in "ab" for answer in ("a", "bcd", "d")]
     samples = labelled.collate([labelled.Labelled(i, reading, True) for i, reading in enumerate(readings)], 64, 8)
@@ -238,7 +238,7 @@ def test_other_tokenizers_and_runs_of_other_kinds_are_refused(workdir, tmp_path,
         Scorer(policy, {"model": {}}, tokenizers.load("tiny"), 64)
 
 
-# ------------------------------------------------------------------------------------------------------ over HTTP
+# Over HTTP
 
 
 class FakeScorer:
@@ -358,7 +358,7 @@ def test_the_mode_serves_a_run_and_needs_a_key_on_open_addresses(workdir, opened
     assert served.is_set()
 
 
-# ------------------------------------------------------------------------------------------------------------- docs
+# Docs
 
 
 def test_the_examples_of_the_page(workdir, opened, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Programs compiled ahead: a call finds them, and nothing but time depends on it."""
+"""Ahead-of-time compilation: calls use the compiled programs, and results do not change."""
 
 import threading
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ COMPILE = "/jax/core/compile/backend_compile_duration"
 
 
 class Compiled:
-    """Counts, by name, the programs that are compiled while it is in scope."""
+    """Count the programs that are compiled in this context, by name."""
 
     def __enter__(self):
         self.names = []
@@ -51,10 +51,10 @@ def test_a_call_finds_the_program_whatever_mesh_it_is_for(ahead):
         shape = jax.ShapeDtypeStruct((4,), jnp.float32, sharding=rows)
         program.compile_ahead(ahead, lambda: (shape, key, 0)).result()
         found = program(jax.device_put(np.arange(4, dtype=np.float32), rows), key, 0)[0]
-        found = program(found, key, 1)[0]  # what was returned fits again, and so does another number
+        found = program(found, key, 1)[0]  # results can be passed in again, and so can another number
         np.testing.assert_array_equal(found, [1, 5, 9, 13])
         assert compiled.names.count("twice") == 1
-        program(jax.device_put(np.ones(8, np.float32), rows), key, 0)  # another shape is compiled when it comes
+        program(jax.device_put(np.ones(8, np.float32), rows), key, 0)  # another shape is compiled on demand
     assert compiled.names.count("twice") == 2
 
 

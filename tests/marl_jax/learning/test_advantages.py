@@ -1,4 +1,4 @@
-"""Advantages: by hand, and against a reference that walks every (game, seat) stream in plain Python."""
+"""Advantages, against hand-computed numbers and a plain Python walk over every (game, seat) stream."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +15,14 @@ pytestmark = pytest.mark.quick
 
 
 def streams(rewards, values, players, ends, gamma, lam, tail):
-    """What `gae` should find, by following one seat of one game at a time.
+    """Compute the expected result of `gae` by following one seat of one game at a time.
 
-    rewards [R, B, P], values, players, ends [R, B] -> advantages and known, [R, B]
+    Args:
+        rewards: [R, B, P].
+        values: [R, B], like players and ends.
+
+    Returns:
+        Advantages and known, both [R, B].
     """
     turns, batch, seats = rewards.shape
     result, known = np.zeros((turns, batch)), np.zeros((turns, batch), bool)
@@ -35,7 +40,7 @@ def streams(rewards, values, players, ends, gamma, lam, tail):
                     until = stop if is_last else own[i + 1]
                     paid = sum(rewards[u, b, seat] for u in range(t, until))
                     if is_last and last is None:
-                        following = 0.0  # nobody knows how this turn came out
+                        following = 0.0  # the outcome of this turn is unknown
                         continue
                     next_value = 0.0 if is_last else values[own[i + 1], b]
                     if t >= turns - tail:
@@ -69,7 +74,7 @@ def test_gae_equals_walking_the_streams(seats, tail):
 
 
 def alternating(values, rewards, ends, **kwargs):
-    """One game row of two players who move in turns."""
+    """Build one game row of two players with alternating moves."""
     turns = len(values)
     return advantages.gae(
         rewards=jnp.asarray(rewards, jnp.float32).reshape(turns, 1, 2),
@@ -100,7 +105,7 @@ def test_the_loser_hears_of_the_loss():
 
 
 def test_a_reward_between_two_own_turns_belongs_to_the_first():
-    # What a partner scores at turn 1 is credited to player 0's turn 0, not to its turn 2.
+    # A partner's reward at turn 1 is credited to player 0's turn 0, not to its turn 2.
     credit = alternating(
         values=[0.0, 0.0, 0.0, 0.0], rewards=[[0, 0], [1, 1], [0, 0], [0, 0]], ends=[0, 0, 0, 1], gamma=1.0, lam=0.0
     )
@@ -122,7 +127,7 @@ def test_open_streams_are_left_out_and_still_serve_as_bootstrap():
 def test_a_tail_of_one_turn_per_player_closes_every_stream():
     credit = alternating(values=[0.1, 0.2, 0.3, 0.4], rewards=[[0, 0]] * 4, ends=[0] * 4, gamma=1.0, lam=0.5, tail=2)
     np.testing.assert_array_equal(credit.known[:, 0], [True, True, False, False])
-    # The game may end while looking ahead: then the reward is what was left to come.
+    # The game may end in the lookahead, whose reward then completes the return.
     rewards = [[0, 0], [0, 0], [1, -1], [1, -1]]
     credit = alternating(values=[0.1, 0.2, 0.3, 0.4], rewards=rewards, ends=[0, 0, 1, 0], gamma=1.0, lam=1.0, tail=2)
     np.testing.assert_array_equal(credit.known[:, 0], [True, True, False, False])
@@ -147,12 +152,12 @@ def test_whitening_tokens_counts_tokens():
 
 
 def test_gae_over_tokens_by_hand():
-    # An answer of two tokens and one of one; the turn came out 1.0 better than its value.
+    # Completions of two tokens and of one; the return of the turn exceeds its value by 1.0.
     last = 1.5 - 0.7
     for completion_of, values, credit, expected in (
         ([[0, 0, -1], [0, -1, -1]], [[0.5, 0.7, 9.0], [0.2, 9.0, 9.0]], [[1.0], [-0.2]],
          [[0.7 - 0.5 + 0.5 * last, last, 0], [-0.2, 0, 0]]),
-        # The same in one row, side by side, and with a gap between them.
+        # The same in one row, next to each other, and with a gap.
         ([[0, 0, 1]], [[0.5, 0.7, 0.2]], [[1.0, -0.2]], [[0.7 - 0.5 + 0.5 * last, last, -0.2]]),
         ([[1, -1, 0, 0]], [[0.2, 9.0, 0.5, 0.7]], [[1.0, -0.2]], [[-0.2, 0, 0.7 - 0.5 + 0.5 * last, last]]),
     ):  # fmt: skip
@@ -164,13 +169,13 @@ def test_gae_over_tokens_by_hand():
         np.testing.assert_allclose(returns, (result + samples.values) * samples.mask(), atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------- rows of several answers
+# Rows with several completions
 
 SEATS, TURNS, GAMES, LOOKAHEAD = 2, 9, 4, 2
 
 
 def turn_by_turn(rng):
-    """The same play twice: a row for every turn, and a row for every seat of every game (their numbers [R, B] too)."""
+    """Return the same play as one row per turn and as one row per seat and game, with row indices [R, B]."""
     rewards, values, players, ends = random_play(rng, TURNS, GAMES, SEATS)
     lengths = rng.integers(1, 4, players.shape)
     inside = np.arange(3) < lengths[..., None]  # [R, B, W]

@@ -1,4 +1,4 @@
-"""Averages that follow training: role baselines, the magnet, and the entropy bonus that falls beside them."""
+"""Moving averages: seat baselines and the magnet, and the entropy schedule."""
 
 import shutil
 
@@ -32,7 +32,7 @@ from tests.marl_jax.tiny_samples import by_hand
 ROLE = dict(baseline="seat_ema", whiten="none")
 
 
-# ----------------------------------------------------------------------------------------------------- role baselines
+# Role baselines
 
 
 def test_a_baseline_moves_towards_the_mean_return_of_its_seat():
@@ -72,7 +72,7 @@ def test_a_baseline_stays_between_what_it_was_and_what_was_earned(earned, decay)
 
 
 def test_advantages_are_whole_returns_less_the_baseline_of_the_seat():
-    """Against the walk to the end of each game; a game that is cut is worth the baseline from the seat's next turn."""
+    """Against a walk to the end of each game; a truncated game bootstraps from the seat's baseline."""
     policy = tiny_play.policy(critic="none")
     rollout = tiny_play.rollout(TicTacToe(), policy, 8, 6, prompt=tiny_play.prompt())
     trained, frozen = tiny_play.weights(policy)
@@ -119,14 +119,14 @@ def test_refused(changes, message):
         validate.check(config)
 
 
-# ------------------------------------------------------------------------------------------------ magnet and entropy
+# Magnet and entropy
 
 
 PULLED = by_hand([[0], [0]], logps=jnp.full((2, 1), -1.0), magnet_logps=jnp.array([[-2.0], [-0.5]]))
 
 
 def loss_of(logps, algo, scheduled=None):
-    """The clipped loss of two answers that a magnet would give with probabilities e^-2 and e^-0.5."""
+    """Return the clipped loss of two completions with magnet probabilities e^-2 and e^-0.5."""
     objective = ClippedObjective(critic=True)
     scores = Scores(logps, jnp.array([[0.7], [0.3]]), jnp.zeros((2, 1)))
     return objective.loss(
@@ -173,7 +173,7 @@ def test_the_magnet_is_a_copy_of_what_acts_and_follows_it(lora):
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- runs
+# Runs
 
 
 def magnetic():
@@ -205,7 +205,7 @@ def test_averages_resume_as_if_never_interrupted(tmp_path):
     kept = expected["averages"]["main"]
     assert kept["baseline"].shape == (2,) and (kept["baseline"] != 0).all()
     same = jax.tree.map(np.array_equal, kept["magnet"], {"adapters": expected["trained"]["main"]["adapters"]})
-    assert not all(jax.tree.leaves(same))  # it lags behind
+    assert not all(jax.tree.leaves(same))  # it follows slowly
     rows, again = (read_json_lines(tmp_path / name / "metrics.jsonl") for name in ("whole", "broken"))
     assert rows[0]["magnet_kl"] < rows[2]["magnet_kl"] == again[2]["magnet_kl"]
     assert rows[0]["baseline/seat_0"] == 0 != rows[2]["baseline/seat_0"] == again[2]["baseline/seat_0"]

@@ -37,7 +37,7 @@ def test_training_keeps_what_it_has_learned(row):
 
 
 def test_few_informative_completions_take_a_small_step():
-    """The gradient of 8 informative completions is that of 512 here, and Adam makes equal steps of both."""
+    """The gradient of 8 informative completions equals that of 512, and Adam's steps are equal too."""
     learn = collapse.Learner(collapse.make_toy(jax.random.key(0)), jax.random.key(1), lr=0.1, updates=1, minibatches=1)
     logps = learn.logps(learn.states)
     group = jnp.argmax(logps, axis=1) + jnp.arange(GROUP_SIZE)[:, None] * (jnp.arange(TOKENS) == 0)

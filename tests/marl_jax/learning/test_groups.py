@@ -1,4 +1,4 @@
-"""Group advantages against numbers worked out by hand."""
+"""Group-relative advantages against hand-computed numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,12 @@ REWARDS = jnp.array([[1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 0.0, 4.0], [5.0, 5.0, 5.0,
             dict(std=False, baseline="leave_one_out"),
             [[-8 / 3, -4 / 3, 0, 4], [-4 / 3, -4 / 3, -4 / 3, 4], [0, 0, 0, 0]],
         ),
-        # Dr. MAS: groups 0 and 2 are agent 0's, whose spread is that of group 0 alone, because 2 does not count
+        # Dr. MAS: groups 0 and 2 belong to agent 0, whose deviation is that of group 0, since group 2 is uninformative
         (
             dict(normalize="agent", agents=jnp.array([0, 1, 0]), n_agents=2),
             [[-1.06904, -0.53452, 0.0, 1.60357], [-0.57735, -0.57735, -0.57735, 1.73205], [0, 0, 0, 0]],
         ),
-        # ... and with one agent for all, sqrt((14 + 12) / 8) = 1.80278
+        # The same with one agent for all, sqrt((14 + 12) / 8) = 1.80278
         (
             dict(normalize="agent", agents=jnp.array([0, 0, 0]), n_agents=1),
             [[-1.10940, -0.55470, 0.0, 1.66410], [-0.55470, -0.55470, -0.55470, 1.66410], [0, 0, 0, 0]],
@@ -55,7 +55,7 @@ def test_only_members_count():
 
 
 def test_equal_rewards_give_no_advantage_whatever_the_rounding():
-    # The mean of three times 0.1 in float32 is not 0.1; divided by a spread of nothing that would be a signal.
+    # The float32 mean of three times 0.1 is not 0.1; divided by a deviation near 0 it would look like a signal.
     rewards = jnp.full((1, 3), 0.1) + jnp.array([[0.0, 1e-8, 0.0]])
     found = groups.advantages(rewards)
     assert found.advantages.tolist() == [[0, 0, 0]] and not bool(found.informative[0])
@@ -78,5 +78,5 @@ def test_any_leading_axes_and_shift_and_scale():
 
 
 def test_unknown_baseline_is_refused():
-    with pytest.raises(ValueError, match="baseline is 'median', but must be one of: 'mean', 'leave_one_out'"):
+    with pytest.raises(ValueError, match="baseline is 'median', but must be one of: mean, leave_one_out"):
         groups.advantages(REWARDS, baseline="median")

@@ -1,4 +1,4 @@
-"""Losses, against numbers worked out by hand and a slow reference."""
+"""Losses against hand-computed numbers and a slow reference."""
 
 import math
 
@@ -12,7 +12,7 @@ from tests.marl_jax.tiny_samples import by_hand
 
 pytestmark = pytest.mark.quick
 
-TWO = by_hand([[0, 0, 0], [0, -1, -1]])  # an answer of three tokens and one of one
+TWO = by_hand([[0, 0, 0], [0, -1, -1]])  # completions of three tokens and of one
 TOGETHER = by_hand([[0, 0, 0, 1]])  # the same in one row
 ONE = by_hand([[0]])
 
@@ -36,7 +36,7 @@ def test_tokens_that_do_not_count_are_not_part_of_any_mean():
     first = TOGETHER.first()
     np.testing.assert_allclose(losses.token_weights(TOGETHER, "token", mask=first), [[1 / 2, 0, 0, 1 / 2]])
     np.testing.assert_allclose(losses.token_weights(TOGETHER, "sequence", mask=first), [[1 / 2, 0, 0, 1 / 2]])
-    none = first.at[0, 3].set(0.0)  # an answer without a token that counts is no answer
+    none = first.at[0, 3].set(0.0)  # a completion without unmasked tokens does not count
     np.testing.assert_allclose(losses.token_weights(TOGETHER, "sequence", mask=none), [[1, 0, 0, 0]])
 
 
@@ -51,7 +51,7 @@ def test_an_answer_of_weight_zero_is_as_if_it_were_not_there():
 
 
 def clip(ratio, advantage, **kwargs):
-    """Loss of a single token with this ratio."""
+    """Return the loss of a single token with this ratio."""
     settings = dict(clip_low=0.2, clip_high=0.3) | kwargs
     one = jnp.ones((1, 1))
     return losses.policy_loss(ONE.replace(advantages=one * advantage), one * math.log(ratio), 0 * one, **settings)
@@ -62,7 +62,7 @@ def clip(ratio, advantage, **kwargs):
     [
         (1.1, 2.0, -2.2, 0, 0),
         (1.5, 2.0, -2.6, 0, 1),  # may rise to 1.3
-        (0.5, 2.0, -1.0, 0, 0),  # a fall with a positive advantage is not held
+        (0.5, 2.0, -1.0, 0, 0),  # a decrease with a positive advantage is not clipped
         (0.9, -2.0, 1.8, 0, 0),
         (0.5, -2.0, 1.6, 1, 0),  # may fall to 0.8
         (5.0, -2.0, 10.0, 0, 0),
@@ -126,7 +126,7 @@ def test_k1_and_k3_have_the_kl_as_their_mean():
 def test_value_loss_and_its_clip():
     value, old, target = jnp.array([1.0, 1.0]), jnp.array([0.0, 0.0]), jnp.array([2.0, 0.5])
     np.testing.assert_allclose(losses.value_loss(value, old, target), [0.5, 0.125])
-    # With clip 0.2 the moved value counts as 0.2: ½·1.8² and ½·0.3², of which the larger of the two losses is taken.
+    # With clip 0.2 the new value counts as 0.2, which gives ½·1.8² and ½·0.3². The larger of the two losses is used.
     np.testing.assert_allclose(losses.value_loss(value, old, target, clip=0.2), [1.62, 0.125], rtol=1e-6)
 
 

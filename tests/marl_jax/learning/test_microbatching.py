@@ -1,4 +1,4 @@
-"""Updates that fit: more parts where memory is short, the same gradients up to rounding."""
+"""Automatic gradient accumulation: more steps if memory is short, the same gradients up to rounding."""
 
 import types
 
@@ -15,7 +15,7 @@ from tests.marl_jax import tiny_run, tiny_task, tiny_tasks  # noqa: F401  (regis
 
 
 def trained(workdir, config):
-    """The state and the notes of a run's last checkpoint."""
+    """Return the state and metadata of a run's last checkpoint."""
     train.train(config, workdir)
     checkpoints = Checkpoints(workdir, read_only=True)
     restored = checkpoints.restore()
@@ -34,14 +34,14 @@ def test_an_update_that_does_not_fit_is_made_in_more_parts(tmp_path, monkeypatch
     whole = trained(tmp_path / "whole", config)
     assert whole.meta["accum_multiplier"] == 1
 
-    monkeypatch.setattr(microbatching, "free_bytes", lambda: 1.0)  # nothing fits
+    monkeypatch.setattr(microbatching, "free_bytes", lambda: 1.0)  # no multiplier fits
     with caplog.at_level("INFO"):
         cut = trained(tmp_path / "cut", config)
     assert cut.meta["accum_multiplier"] == parts and f"in {parts} parts instead of 1" in caplog.text
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5)  # noqa: E731
     jax.tree.map(close, whole.state["trained"], cut.state["trained"])
 
-    if kind == "rows":  # a run that continues does not begin to look again
+    if kind == "rows":  # a resumed run keeps the multiplier
         config.steps = 3
         monkeypatch.setattr(microbatching, "free_bytes", lambda: 1e15)
         assert trained(tmp_path / "cut", config).meta["accum_multiplier"] == parts
@@ -56,7 +56,9 @@ def test_no_more_parts_than_needed(monkeypatch):
 
         def bytes_needed(self, *_):
             tried.append(self.accum_multiplier)
-            return 10.0 + 80.0 / self.accum_multiplier  # what does not depend on the parts, and what does
+            return (
+                10.0 + 80.0 / self.accum_multiplier
+            )  # metrics that do not depend on the number of parts, and one that does
 
         def __call__(self, states, samples):
             return self.accum_multiplier
@@ -71,9 +73,9 @@ def test_no_more_parts_than_needed(monkeypatch):
 
     assert update(free=95, rows=1 << 10) == (1, 1, [1])
     assert update(free=51, rows=1 << 10) == (2, 2, [1, 2])
-    assert update(free=31, rows=1 << 10) == (4, 4, [1, 4])  # the excess tells how many
+    assert update(free=31, rows=1 << 10) == (4, 4, [1, 4])  # the excess determines the multiplier
     assert update(free=12, rows=1 << 12) == (64, 64, [1, 8, 16, 32, 64])
-    assert update(free=12, rows=96) == (2, 2, [1, 2])  # 12 rows for each minibatch and way
+    assert update(free=12, rows=96) == (2, 2, [1, 2])  # 12 rows per minibatch and shard
     assert update(free=12, rows=96, pack=4) == (4, 4, [1, 4])
     assert update(free=12, rows=16) == (1, 1, [1])
 

@@ -1,4 +1,4 @@
-"""Adam's moments in few bits."""
+"""Adam's moments in 8 bits."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def params():
 
 def gradients(step):
     key = jax.random.fold_in(jax.random.key(0), step)
-    scale = jnp.logspace(-4, 0, 64)  # large and small ones in a row
+    scale = jnp.logspace(-4, 0, 64)  # large and small values in a row
     return {"w": jax.random.normal(key, (4, 64)) * scale + 0.3 * scale, "b": jax.random.normal(key, (8,))}
 
 

@@ -1,4 +1,4 @@
-"""Answers that reach the limit of their length, by hand: DAPO's mask and penalty."""
+"""Overlong completions: DAPO's mask and penalty, by hand."""
 
 import types
 
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.quick
 
 STOP = 9
 FREE = FreeText(None, np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(STOP, 8), max_new=4)
-WRITES = types.SimpleNamespace(answers=FREE, width=4, critic="none")  # free answers of at most four tokens
+WRITES = types.SimpleNamespace(answers=FREE, width=4, critic="none")  # free text of at most four tokens
 
 
 def samples(lengths, last, rewards=(4.0, 0.0), name="dapo"):
-    """A group of two answers of these lengths, `last` in the fourth place."""
+    """Build a group of two completions of these lengths, with `last` as the fourth token."""
     given = test_grpo.two_answers(name, rewards, lengths)
     targets = jnp.zeros((2, 4), jnp.int32).at[:, 3].set(jnp.asarray(last))
     return given.replace(targets=targets.reshape(given.targets.shape))
@@ -35,7 +35,7 @@ def settings(kind, **changes):
 
 @pytest.mark.parametrize("name", ["grpo", "at_grpo"])
 def test_only_answers_that_were_cut_count_as_such(name):
-    """Answers in rows of their own, and in one row."""
+    """Completions in separate rows, and in one row."""
     cut = lambda lengths, last: FREE.truncated(samples(lengths, last, name=name)).ravel().tolist()  # noqa: E731
     assert cut([4, 3], [1, 1]) == [True, False]
     assert cut([4, 4], [STOP, 8]) == [False, False]  # the stop was the last token
@@ -55,7 +55,7 @@ def test_none_changes_nothing_and_counts():
     given = samples([4, 1], [1, 0])
     same, metrics = handle_overlong(WRITES, given, settings("none"))
     assert same is given and float(metrics["truncated_completions"]) == 0.5
-    # What does not count in the loss does not count here either.
+    # Completions without weight in the loss do not count here either.
     one = given.replace(loss_weights=jnp.array([[0.0], [1.0]]))
     assert float(handle_overlong(WRITES, one, settings("none"))[1]["truncated_completions"]) == 0
 
@@ -67,26 +67,26 @@ def test_names_of_actions_are_never_cut():
 
 
 def learn(algo, given):
-    """(advantages, loss, gradient) at ratio 1."""
+    """Return advantages, loss and gradient at ratio 1."""
     given, _ = handle_overlong(WRITES, given, algo)
     rows, _, loss, gradient = test_grpo.learn(given, algo)
     return rows.at_first(rows.advantages)[:, 0], loss, gradient
 
 
 def test_masked_answers_have_no_loss_but_stay_in_the_mean():
-    # Rewards 4 and 0: advantages 1 and -1 as ever; the first answer was cut, so only the second, of two tokens, counts.
+    # Rewards 4 and 0 give advantages 1 and -1. The first completion was truncated, so only the second counts.
     advantages, loss, gradient = learn(settings("mask"), samples([4, 2], [1, 0]))
     np.testing.assert_allclose(advantages, [1, -1], atol=1e-5)
     assert loss == pytest.approx(1.0, abs=1e-5)
     np.testing.assert_allclose(gradient, [[0, 0, 0, 0], [1 / 2, 1 / 2, 0, 0]], atol=1e-5)
-    # Not cut, it counts: a mean over six tokens, four of advantage 1 and two of -1.
+    # Without truncation it counts: the mean over six tokens, four with advantage 1 and two with -1.
     _, loss, gradient = learn(settings("mask"), samples([4, 2], [STOP, 0]))
     assert loss == pytest.approx((-4 + 2) / 6, abs=1e-5)
     np.testing.assert_allclose(gradient, [[-1 / 6] * 4, [1 / 6, 1 / 6, 0, 0]], atol=1e-5)
 
 
 def test_the_penalty_is_part_of_the_reward():
-    # Rewards 4 and 4 with lengths 4 and 3, limit 4, buffer 2: 4 - 1 and 4 - 1/2; without a spread, -1/4 and 1/4.
+    # Rewards 4 and 4 with lengths 4 and 3, limit 4, buffer 2: 4 - 1 and 4 - 1/2; without normalization, -1/4 and 1/4.
     algo = settings("penalty", overlong_buffer=2, group_std=False)
     advantages, loss, gradient = learn(algo, samples([4, 3], [1, 0], rewards=(4.0, 4.0)))
     np.testing.assert_allclose(advantages, [-0.25, 0.25], atol=1e-6)

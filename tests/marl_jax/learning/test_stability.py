@@ -1,4 +1,4 @@
-"""Step sizes that follow the signal, the guard, minibatches of whole groups, and metrics of an update."""
+"""Step sizes that follow the signal, the guard, minibatches of complete groups, and metrics of an update."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ GRPO = ALGORITHMS.get("grpo")
 
 
 def completions(n_groups=4, k=4, policies=1, rewards=None, seed=0):
-    """One row for each completion of 5 tokens, as host tasks make them; policies take turns at groups."""
+    """Return one row per completion of 5 tokens, as in host tasks; groups alternate between policies."""
     n, rng = n_groups * k, np.random.default_rng(seed)
     group = np.arange(n) // k
     rewards = rng.integers(0, 2, n) if rewards is None else np.asarray(rewards)
@@ -46,12 +46,12 @@ def policy(lora=None):
 
 @functools.cache
 def prepare_program(algo, n_policies):
-    """Advantages, compiled once for all tests with these settings."""
+    """Return the program for advantages, compiled once for all tests with these settings."""
     return jax.jit(lambda weights, samples: GRPO.compute_advantages(policy(n_policies), weights, samples, algo)[0])
 
 
 def prepared(samples, n_policies=None, **changes):
-    """(policy, state before, samples with advantages, algo)."""
+    """Return policy, state before the update, samples with advantages, and settings."""
     p = policy(n_policies)
     trained, frozen = tiny_play.weights(p)
     algo = settings_from(algorithms.grpo(4, tis_clip=0.0, minibatches=1, **changes))
@@ -59,7 +59,7 @@ def prepared(samples, n_policies=None, **changes):
     return p, state, prepare_program(algo, n_policies)(state.weights, samples), algo
 
 
-# ------------------------------------------------------------------------------------------------------------- metrics
+# Metrics
 
 
 LOGITS = st.lists(st.floats(-5, 5), min_size=3, max_size=3)
@@ -77,7 +77,9 @@ def test_approx_kl_is_exact_in_the_mean_over_tokens_of_the_old_policy(old, new):
 
 def test_the_loss_reports_the_kl_and_the_extreme_ratios():
     _, _, samples, algo = prepared(completions(rewards=[1, 0] * 8))
-    shift = jnp.zeros((16, 5)).at[0, 0].set(-25.0).at[3, 2].set(0.5)  # one token fell by 25 nats
+    shift = (
+        jnp.zeros((16, 5)).at[0, 0].set(-25.0).at[3, 2].set(0.5)
+    )  # the log-probability of one token decreased by 25 nats
     scores = Scores(samples.logps + shift, jnp.zeros((16, 5)), jnp.zeros((16, 5)))
     objective = ClippedObjective(critic=False)
     metrics = jax.jit(
@@ -114,7 +116,7 @@ def test_the_learning_rate_of_the_next_step():
     assert learning_rate(optim, 10, 2, optax.sgd(0.1).init(params)) is None
 
 
-# --------------------------------------------------------------------------------------------------------------- signal
+# Signal
 
 
 def test_the_share_of_informative_completions_is_that_of_each_policy():
@@ -169,7 +171,7 @@ def test_each_adapter_moves_by_its_own_scale():
         np.testing.assert_array_equal(less[:, 1], old[:, 1])
 
 
-# ----------------------------------------------------------------------------------------------------- whole groups
+# Complete groups
 
 
 @pytest.mark.parametrize(("n_groups", "k", "padding"), [(1, 5, 0), (6, 1, 3), (5, 4, 4)])
@@ -204,12 +206,12 @@ def test_minibatches_of_whole_groups_have_no_net_advantage():
     assert found[False]["net_advantage_min"] < -0.05 < 0.05 < found[False]["net_advantage_max"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- guard
+# Guard
 
 
 def guarded(limit, n_policies=None, moved=0.0, only=None, factor=1.0):
-    """The state after a check of an update that moved the adapters of `only` (all) by `moved` at random."""
-    samples = completions(6, 4, policies=n_policies or 1, rewards=[1, 1, 1, 1] * 6)  # nobody is informative
+    """Check an update that moves the adapters of `only` (all) randomly by `moved`, and return the state."""
+    samples = completions(6, 4, policies=n_policies or 1, rewards=[1, 1, 1, 1] * 6)  # no group is informative
     p, before, after, algo = prepared(samples, n_policies)
     algo = dataclasses.replace(algo, guard="on", guard_drop=limit, guard_completions=8)
     before = dataclasses.replace(before, lr_factor=before.lr_factor * factor)
@@ -260,7 +262,7 @@ def test_the_guard_scores_completions_of_many_groups_and_none_that_do_not_count(
     p, state, after, algo = prepared(samples)
     algo = dataclasses.replace(algo, guard="on", guard_completions=18)
     guard = stability.UpdateGuard.before(p, state, samples, after, algo)
-    # Of groups 2 and 3 one completion is to be kept, which the update makes more likely, and of the others all.
+    # Groups 2 and 3 have one completion worth keeping, which the update makes more likely; all of the others are.
     assert sorted(guard.rows.group[:, 0].tolist()) == sorted([2, 3] + [g for g in range(4, 8) for _ in range(4)])
     assert guard.weight.sum() == 18 and (guard.rows.advantages >= 0).all()
 
@@ -276,7 +278,7 @@ def test_guards_are_for_adapters_unless_the_config_says_otherwise():
         assert not is_guarded(form, 2) and settings_from(form).signal_frac == 0
 
 
-# -------------------------------------------------------------------------------------------------------------- options
+# Options
 
 
 def test_batch_wide_deviation_is_that_of_all_informative_groups():
@@ -294,9 +296,9 @@ def test_ratio_masks():
     ratio_mask = jax.jit(losses.ratio_mask, static_argnums=(3, 4))
     mask = ratio_mask(samples, new, old, "probability", 0.2)
     assert np.argwhere(mask == 0).tolist() == [[0, 0], [1, 1]]
-    # k3 of the three moved tokens: 0.095, 0.193 and 0.005; the mean over five tokens is a fifth
+    # k3 of the three changed tokens is 0.095, 0.193 and 0.005, averaged over five tokens
     mask = ratio_mask(samples, new, old, "sequence", 0.01)
-    assert np.argwhere(mask[:, 0] == 0).tolist() == [[1]]  # row 0 has a positive advantage, row 2 moved little
+    assert np.argwhere(mask[:, 0] == 0).tolist() == [[1]]  # row 0 has a positive advantage, row 2 changed little
 
 
 @pytest.mark.parametrize("kind", ["probability", "sequence"])

@@ -1,4 +1,4 @@
-"""The update: advantages from a real rollout, gradients, the guard against NaN, schedules."""
+"""The update: advantages from a real rollout, gradients, values that are not finite, schedules."""
 
 import functools
 
@@ -28,7 +28,7 @@ SGD = optax.sgd(0.1)
 
 @functools.cache
 def played(**settings):
-    """(policy, trained, frozen, samples of a rollout)."""
+    """Return policy, trained and frozen weights, and samples of a rollout."""
     policy = tiny_play.policy(**settings)
     rollout = tiny_play.rollout(GAME, policy, 8, 6, prompt=tiny_play.prompt())
     trained, frozen = tiny_play.weights(policy, reference=True)
@@ -39,26 +39,26 @@ def played(**settings):
 
 @functools.cache
 def prepare_program(algo, **settings):
-    """Advantages, compiled once for all tests with these settings."""
+    """Return the program for advantages, compiled once for all tests with these settings."""
     policy = played(**settings)[0]
     return jax.jit(lambda w, s: PPO.compute_advantages(policy, w, s, algo)[0])
 
 
 @functools.cache
 def update_program(algo, optimizer, **settings):
-    """One update, compiled once for all tests with these settings."""
+    """Return the update, compiled once for all tests with these settings."""
     return jax.jit(update.make_update(played(**settings)[0], optimizer, PPO.objective, algo))
 
 
 def prepared(algo, samples=None, **settings):
-    """The samples of a rollout, or these, with their advantages."""
+    """Return samples with advantages, by default those of a rollout."""
     _, trained, frozen, own = played(**settings)
     compute_advantages = prepare_program(algo, **settings)
     return compute_advantages({**frozen, **trained}, own if samples is None else samples)
 
 
 def step(algo, rows=None, optimizer=SGD, program=None, **settings):
-    """One update with these settings: (train state, metrics)."""
+    """Run one update and return train state and metrics."""
     _, trained, frozen, _ = played(**settings)
     train_state = update.new_train_state(trained, frozen, optimizer)
     if rows is None:
@@ -68,7 +68,7 @@ def step(algo, rows=None, optimizer=SGD, program=None, **settings):
 
 
 def moved(train_state, **settings):
-    """How far each part of the weights has moved."""
+    """Return how far each part of the weights has moved."""
     before = played(**settings)[1]
     distance = lambda a, b: float(optax.tree.norm(jax.tree.map(jnp.subtract, a, b)))  # noqa: E731
     return {part: distance(train_state.trained[part], before[part]) for part in before}
@@ -136,7 +136,7 @@ def test_rows_of_weight_zero_change_nothing():
 
 def test_minibatches_of_nothing_do_not_blur_the_metrics():
     rows = prepared(tiny_play.ppo(minibatches=8))
-    one = rows.replace(loss_weights=rows.loss_weights.at[1:].set(0.0))  # seven of eight have nothing
+    one = rows.replace(loss_weights=rows.loss_weights.at[1:].set(0.0))  # seven of eight have no weight
     still = optax.sgd(0.0)
     (_, several), (_, together) = (step(tiny_play.ppo(minibatches=m), rows=one, optimizer=still) for m in (8, 1))
     for name in ("entropy", "loss", "ratio", "grad_norm", "logprob_diff"):
@@ -145,7 +145,7 @@ def test_minibatches_of_nothing_do_not_blur_the_metrics():
 
 @pytest.fixture(scope="module")
 def watched_parts():
-    """(settings, an update in four parts, a list that grows by one with every part that is read)."""
+    """Return settings, an update in four parts, and a list with one entry per processed part."""
     algo, score, calls = tiny_play.ppo(minibatches=1, grad_accum_steps=4), scoring.score, []
     program = jax.jit(update.make_update(played()[0], SGD, PPO.objective, algo))
 
@@ -178,7 +178,7 @@ def test_parts_without_anything_to_learn_are_not_read(active, read, watched_part
 
 @pytest.fixture(scope="module")
 def counted_rows():
-    """(an update of at most 24 rows where that is enough, a list of how many were read)."""
+    """Return an update of at most 24 rows if these suffice, and a list of processed row counts."""
     sizes, learn = [], update.make_update(played()[0], SGD, PPO.objective, tiny_play.ppo(minibatches=1))
 
     def counting(state, samples, key):
@@ -190,7 +190,7 @@ def counted_rows():
 
 @pytest.mark.parametrize("active", [10, 24, 25])
 def test_only_active_rows_are_read_where_few_are(active, counted_rows):
-    """At most 24 rows: they are taken out of the batch, and what is learnt is the same. 25 rows take the long way."""
+    """At most 24 active rows are extracted, with the same result; 25 rows use the full batch."""
     few, sizes = counted_rows
     algo = tiny_play.ppo(minibatches=1)
     chosen = jnp.argsort(jnp.sin(jnp.arange(48.0))) < active
@@ -211,7 +211,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     assert int(metrics["skipped"]) == int(metrics["skipped_in_a_row"]) == 4
     assert max(moved(train_state).values()) == 0
     assert int(optax.tree_utils.tree_get(train_state.optimizer, "count")) == 0
-    # One bad row spoils one minibatch of an epoch; the others go on, and the row of skips is broken.
+    # One bad row affects one minibatch per epoch; the others succeed and reset the count of consecutive skips.
     spoilt = rows.replace(returns=rows.returns.at[0].set(jnp.inf))
     train_state, metrics = step(algo, rows=spoilt, optimizer=optimizer)
     assert int(metrics["skipped"]) == 2 and int(metrics["skipped_in_a_row"]) <= 2
@@ -228,7 +228,7 @@ def test_everything_that_should_learn_learns(settings):
     for part, distance in moved(train_state, **settings).items():
         assert distance > 1e-5, part
     jax.tree.map(np.testing.assert_array_equal, train_state.frozen, frozen)
-    assert float(metrics["kl"]) > 0  # the weights were moved away from the reference on purpose
+    assert float(metrics["kl"]) > 0  # the weights differ from the reference on purpose
 
 
 def test_each_adapter_learns_from_its_own_agent_only():
