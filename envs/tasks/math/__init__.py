@@ -1,1 +1,1 @@
-"""Math with a verifier: problems with a final answer, alone or as reasoner and tool agent."""
+"""Math problems with verified answers, for one agent or a reasoner with a tool agent."""

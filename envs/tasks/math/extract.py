@@ -1,6 +1,6 @@
-r"""Where the answer stands in a text: the last `\boxed{}`, or the line of a form that a dataset asks for.
+r"""Extraction of the final answer: the last `\boxed{}`, or a line such as `#### 5`.
 
-A text is read once from left to right, so that a megabyte of it takes a fraction of a second.
+Text is scanned once from left to right, so that a megabyte takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 
 FORMS = ("boxed", "final")
 MAX_BOXES = 8
-"""Boxes with different contents that are compared with each other; a text with more has no answer."""
+"""Maximum number of boxes with different contents; a text with more has no answer."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -17,35 +17,45 @@ _FINAL = re.compile(r"(?:####|final answer\s*(?:is|:)|\banswer is)\s*:?[^\S\n]*(
 
 
 class NoAnswer(ValueError):
-    """The text has no answer in the form that was asked for; the message says why."""
+    """A text without an answer in the required form; the message gives the reason."""
 
 
 def answers(text: str, form: str = "boxed") -> list[str]:
-    """The answers of a text, the last one last; several if there are several boxes. Raises `NoAnswer`.
+    """Return the distinct answers of a text, the last one last.
 
-    Text before `</think>` is no answer, and neither is thinking that does not end.
+    There are several if there are several boxes. Text before `</think>` is ignored, and a text with unfinished thinking
+    has no answer.
 
-    form  "boxed": only a box is an answer. "final": without a box, also what follows `####` or "the answer is" in the
-          last such line.
+    Args:
+        text: Text of a completion.
+        form: "boxed" to accept only boxes. "final" to accept also, if there is no box, the text after `####` or "the
+            answer is" in the last line of this form.
+
+    Raises:
+        NoAnswer: There is no answer.
     """
     if form not in FORMS:
         raise ValueError(f"form is {form!r}, but must be one of: {', '.join(FORMS)}")
     text = after_thinking(text)
-    found = boxes(text)
-    if not found and form == "final" and (lines := [m["answer"].strip() for m in _FINAL.finditer(text)]):
-        found = [lines[-1].rstrip(".").strip("*").strip()]
-    if not found:
+    contents = boxes(text)
+    if not contents and form == "final" and (lines := [m["answer"].strip() for m in _FINAL.finditer(text)]):
+        contents = [lines[-1].rstrip(".").strip("*").strip()]
+    if not contents:
         raise NoAnswer("no box" if form == "boxed" else "no box and no final answer")
-    if not found[-1].strip():
+    if not contents[-1].strip():
         raise NoAnswer("empty box")
-    different = list(dict.fromkeys(reversed(found)))[::-1]
+    different = list(dict.fromkeys(reversed(contents)))[::-1]
     if len(different) > MAX_BOXES:
         raise NoAnswer(f"{len(different)} boxes that differ")
     return different
 
 
 def after_thinking(text: str) -> str:
-    """What stands behind `</think>`, or the whole text; raises `NoAnswer` where thinking does not end."""
+    """Return the text after `</think>`, or all of it if there is no thinking.
+
+    Raises:
+        NoAnswer: The thinking does not end.
+    """
     _, closed, after = text.rpartition("</think>")
     if not closed and "<think>" in text:
         raise NoAnswer("unfinished thinking")
@@ -53,31 +63,31 @@ def after_thinking(text: str) -> str:
 
 
 def boxes(text: str) -> list[str]:
-    r"""The contents of the outermost boxes in their order; a box that is never closed is none.
+    r"""Return the contents of the outermost boxes in order, ignoring unclosed boxes.
 
-    `\boxed 5`, as TeX reads it, holds one character.
+    As in TeX, `\boxed 5` contains one character.
     """
     starts = list(_BOX.finditer(text))
     if not starts:
         return []
     closed = _closing(text)
-    found, end = [], 0
+    contents, end = [], 0
     for start in starts:
         at = start.end()
         if start.start() < end or at >= len(text):
-            continue  # within the box before; nothing behind it
+            continue  # inside the previous box, or nothing follows
         if text[at] != "{":
             if start.group().endswith((" ", "\t")):
-                found.append(text[at])
+                contents.append(text[at])
             continue
         if (end_of_box := closed.get(at)) is not None:
-            found.append(text[at + 1 : end_of_box])
+            contents.append(text[at + 1 : end_of_box])
             end = end_of_box
-    return [_unboxed(content) for content in found]
+    return [_unboxed(content) for content in contents]
 
 
 def _closing(text: str) -> dict[int, int]:
-    """Position of each brace that is closed -> position of the brace that closes it."""
+    """Map the position of each closed brace to the position of its closing brace."""
     stack, closed = [], {}
     for match in _BRACE.finditer(text):
         if match.group() == "{":

@@ -1,4 +1,7 @@
-r"""LaTeX as models write it, brought to one spelling: no spacing commands, one kind of fraction, plain ASCII signs."""
+"""Normalization of LaTeX as models write it.
+
+Spacing commands are removed, and fractions, brackets and signs get one spelling.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +59,12 @@ _STEPS = tuple((re.compile(pattern), new) for pattern, new in (
 ))  # fmt: skip
 
 _AFTER_FRACTION = re.compile(r"(\\frac\{[^{}]*\})\s*(\d)")
-_TRAILING = re.compile(r"(?:\s|\\\\)*[.;,:]?(?:\s|\\\\)*$")  # one mark: 1, 2, 3, ... continues
+_TRAILING = re.compile(r"(?:\s|\\\\)*[.;,:]?(?:\s|\\\\)*$")  # one mark only: 1, 2, 3, ... continues
 _SPACES = re.compile(r"(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])|(?<=\d)\s+(?=[a-zA-Z])|(?<=[a-zA-Z])\s+(?=\d)")
 
 
 def clean(text: str) -> str:
-    """One answer in the one spelling."""
+    """Return an answer in normalized spelling."""
     text = text.translate(_SIGNS).strip().strip("*").strip()
     for pattern, new in _STEPS:
         text = pattern.sub(new, text)
@@ -70,7 +73,10 @@ def clean(text: str) -> str:
 
 
 def squeezed(text: str) -> str:
-    """A cleaned text without the spaces that mean nothing; those between two words or two numbers stay."""
+    """Remove insignificant spaces from a normalized text.
+
+    Spaces between two words or two numbers remain.
+    """
     return _SPACES.sub("", text)
 
 
@@ -84,12 +90,15 @@ _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 
 
 def number_of(words: str) -> int | None:
-    """The number that English words name, such as "twenty-five" or "two hundred and six"; None for other words."""
+    """Return the number that English words name, or None.
+
+    Examples are "twenty-five" and "two hundred and six".
+    """
     parts = [w for w in re.split(r"[\s-]+", words.lower().strip()) if w]
     if not parts or len(parts) > 20 or parts[0] == "and":
         return None
     total = current = 0
-    last = None  # the size of the number before; within a group numbers get smaller
+    last = None  # size of the previous number; sizes decrease within a group
     for word in parts:
         if word == "and" and last:
             continue

@@ -1,17 +1,17 @@
-r"""Programs as answers: those of a model, GSM8K's own calculations as reference programs, and TinyGSM's rows.
+"""Programs as answers: programs of a model, reference programs for GSM8K, and TinyGSM.
 
-A program gives its number by a function without arguments, `solution` or TinyGSM's `simple_math_problem`, whose result
-counts; without such a function, what it prints last counts. It runs in the sandbox and nowhere else.
+The answer of a program is the return value of a function without arguments named `solution` or, as in TinyGSM,
+`simple_math_problem`. Without such a function, it is the last printed line. Programs run only in the sandbox.
 
-GSM8K's solutions hold their calculations as `<<48/2=24>>`. Each becomes a step of a program:
+GSM8K's solutions mark their calculations as `<<48/2=24>>`. Each becomes a step of a program:
 
     def solution():
         step_1 = 48 / 2
         step_2 = 48 + step_1
         return step_2
 
-A number that an earlier step came to is replaced by that step, the last one if there are several. Expressions are read
-here, by exact fractions; nothing of a data set is evaluated.
+A number that equals the result of an earlier step is replaced by that step, the last one if there are several.
+Expressions are evaluated here with exact fractions; Python never evaluates text from a dataset.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from envs.tasks.math import tool
 from envs.tasks.math.extract import NoAnswer, after_thinking
 
 FUNCTIONS = ("solution", "simple_math_problem")
-"""Functions whose result is a program's answer."""
+"""Functions that return a program's answer."""
 KINDS = ("agrees", "no calculation", "an earlier step", "another unit", "a step is missing")
-"""How a solution's calculations and its answer go together, see `kind`."""
+"""Relations between a solution's calculations and its answer; see `kind`."""
 MAX_EXPRESSION = 200
-"""Characters of a calculation; a longer one is not read."""
+"""Maximum length of a calculation in characters."""
 
 _CALCULATION = re.compile(r"<<([^<>]*)>>")
 _TOKEN = re.compile(r"\s*(\d+\.?\d*|\.\d+|//|[-+*/()])", re.ASCII)
@@ -47,14 +47,14 @@ for _name in {FUNCTIONS!r}:
 
 
 class NoProgram(ValueError):
-    """A solution without calculations, or with one that cannot be read; the message says which."""
+    """A solution without calculations, or with an unreadable one; the message says which."""
 
 
 # -------------------------------------------------------------------------------------------------- a model's programs
 
 
 def program_in(text: str) -> str | None:
-    """The last Python block of a reply, behind its thinking; None without one."""
+    """Return the last Python block of a completion after its thinking, or None."""
     try:
         return tool.program_of(after_thinking(text))
     except NoAnswer:
@@ -62,7 +62,7 @@ def program_in(text: str) -> str | None:
 
 
 def to_run(program: str) -> str:
-    """The program, and behind it the call of its function, if it has one."""
+    """Return the program followed by a call of its answer function, if it defines one."""
     return program + _CALL
 
 
@@ -70,34 +70,40 @@ def to_run(program: str) -> str:
 
 
 def calculations(solution: str) -> list[tuple[str, Fraction]]:
-    """The expressions of a solution of GSM8K and what it says they come to."""
-    found = []
+    """Return the expressions in a GSM8K solution with their stated results."""
+    pairs = []
     for text in _CALCULATION.findall(solution):
         expression, equals, result = text.partition("=")
         try:
             if not equals:
                 raise ValueError("no '='")
-            found.append((expression, _value(_tokens(result))))
+            pairs.append((expression, _value(_tokens(result))))
         except (ValueError, ZeroDivisionError) as error:
             raise NoProgram(f"<<{text}>>: {error}") from None
-    return found
+    return pairs
 
 
 def reference_program(solution: str) -> str:
-    """A program of the calculations in a solution of GSM8K; raises `NoProgram`."""
+    """Return a program made of the calculations in a GSM8K solution.
+
+    Raises:
+        NoProgram: The solution has no calculations, or an unreadable one.
+    """
     lines, _ = _steps(solution)
     return "\n".join(["def solution():", *(f"    step_{i} = {line}" for i, line in enumerate(lines, 1)),
                       f"    return step_{len(lines)}"])  # fmt: skip
 
 
 def kind(solution: str, answer: str) -> str:
-    """One of KINDS, by exact fractions.
+    """Classify how a solution's calculations relate to its answer, using exact fractions.
 
-    agrees             the last calculation comes to the answer
-    no calculation     there is none to make a program of
-    an earlier step    an earlier one comes to the answer: the last compares or checks
-    another unit       the last one comes to a hundredth or a hundred times the answer: dollars and cents, percent
-    a step is missing  none does: the solution continues with a calculation that is not marked
+    Returns:
+        One of `KINDS`:
+        "agrees": the last calculation gives the answer.
+        "no calculation": there is no calculation to build a program from.
+        "an earlier step": an earlier calculation gives the answer, and the last one compares or checks.
+        "another unit": the last result is a hundredth or a hundred times the answer (dollars and cents, percent).
+        "a step is missing": no calculation gives the answer, because a later one is not marked.
     """
     if not _CALCULATION.search(solution):
         return "no calculation"
@@ -111,7 +117,7 @@ def kind(solution: str, answer: str) -> str:
 
 
 def _steps(solution: str) -> tuple[list[str], list[Fraction]]:
-    """The right-hand sides of the program's lines, and what they come to."""
+    """Return the right-hand sides of the program's lines and their values."""
     lines: list[str] = []
     values: list[Fraction] = []
     for expression, _ in calculations(solution):
@@ -131,21 +137,24 @@ def _steps(solution: str) -> tuple[list[str], list[Fraction]]:
 
 
 def _tokens(expression: str) -> list[str]:
-    """Numbers, signs and brackets."""
-    text, found, at = expression.strip(), [], 0
+    """Split an expression into numbers, operators and brackets."""
+    text, tokens, at = expression.strip(), [], 0
     if len(text) > MAX_EXPRESSION:
         raise ValueError(f"the expression has {len(text)} characters, but must have at most {MAX_EXPRESSION}")
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise ValueError(f"{text[at:]!r} is no number, sign or bracket")
-        found.append(match[1])
+            raise ValueError(f"{text[at:]!r} is not a number, an operator or a bracket")
+        tokens.append(match[1])
         at = match.end()
-    return found
+    return tokens
 
 
 def _written(tokens: Sequence[str], names: dict[Fraction, str]) -> str:
-    """An expression in Python: numbers that have a name by it, spaces around binary signs."""
+    """Format an expression as Python.
+
+    Numbers that have a name are replaced by it, and binary operators are surrounded by spaces.
+    """
     text, before = "", "("
     for token in tokens:
         if _is_number(token):
@@ -161,7 +170,7 @@ def _is_number(token: str) -> bool:
 
 
 def _value(tokens: Sequence[str]) -> Fraction:
-    """What an expression comes to: sums of products of numbers, brackets and signs in front."""
+    """Evaluate an expression of sums, products, brackets and leading signs."""
     left = list(tokens)
 
     def total():
@@ -178,14 +187,14 @@ def _value(tokens: Sequence[str]) -> Fraction:
 
     def factor():
         if not left:
-            raise ValueError("it ends too early")
+            raise ValueError("the expression ends too early")
         token = left.pop(0)
         if _is_number(token):
             return Fraction(token)
         if token in ("+", "-"):
             return factor() if token == "+" else -factor()
         if token != "(":
-            raise ValueError(f"{token!r} stands where a number is expected")
+            raise ValueError(f"{token!r} is not a number")
         value = total()
         if not left or left.pop(0) != ")":
             raise ValueError("a bracket is not closed")
@@ -193,7 +202,7 @@ def _value(tokens: Sequence[str]) -> Fraction:
 
     value = total()
     if left:
-        raise ValueError(f"{left[0]!r} is left over")
+        raise ValueError(f"{left[0]!r} follows the end of the expression")
     return Fraction(value)
 
 
@@ -201,9 +210,9 @@ def _value(tokens: Sequence[str]) -> Fraction:
 
 
 def tiny_gsm(path: str | Path) -> Dataset:
-    """Rows {id, question, program} of a JSONL file in TinyGSM's form: a question, and code with its function.
+    """Read a JSONL file in TinyGSM's format as rows {id, question, program}.
 
-    There is no answer in it: that is what the program returns, see `scripts/tiny_gsm.py`.
+    The file contains no answers; `scripts/tiny_gsm.py` gets them by running the programs.
     """
     rows = from_jsonl(path)
     check_fields(rows, required=("question", "code"), filled=("question", "code"))
@@ -211,11 +220,11 @@ def tiny_gsm(path: str | Path) -> Dataset:
     for i, row in enumerate(rows):
         for name in ("question", "code"):
             if not isinstance(row[name], str):
-                raise DataError(f"{rows.where(i)}: the field {name!r} is {row[name]!r:.80}; expected a text")
+                raise DataError(f"{rows.where(i)}: the field {name!r} is {row[name]!r:.80}, but must be a string")
         made.append({"id": f"tiny_gsm/{i}", "question": row["question"], "program": row["code"]})
     return from_list(made, str(path))
 
 
 def is_decimal(text: str) -> bool:
-    """Whether a text is one finite number in digits."""
+    """Check whether a text is one finite decimal number."""
     return re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text) is not None

@@ -1,4 +1,4 @@
-r"""What the agents of the math task read."""
+"""Prompts of the math task."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ SOLUTION = (
     "standard library."
 )
 SHOWN = 1000
-"""Characters of an output or a solution that are quoted."""
+"""Maximum number of characters of an output or a solution that are quoted."""
 
 ANSWER = {"boxed": BOXED, "final": FINAL, "program": SOLUTION}
 
 
 def reasoner_system(form: str, with_tool_agent: bool) -> str:
-    """The reasoner's instructions."""
+    """Return the reasoner's system prompt."""
     partner = " A partner checks your answer with a program." if with_tool_agent else ""
     return f"You solve mathematical problems.{partner} {ANSWER[form]}"
 
 
 def tool_system() -> str:
-    """The tool agent's instructions."""
+    """Return the tool agent's system prompt."""
     return f"You check solutions of mathematical problems with programs. {PROGRAM}"
 
 
 def first(question: str) -> str:
-    """The reasoner's first turn."""
+    """Return the reasoner's first prompt."""
     return question
 
 
 def program(question: str, solution: str, turn: int, same_agent: bool) -> str:
-    """Asks for a program: the tool agent sees what the reasoner wrote in this turn."""
+    """Return the request for a program that checks the reasoner's completion of this turn."""
     if same_agent:
         return f"Now check this with a program. {PROGRAM}"
     intro = f"The problem:\n{question}\n\n" if turn == 0 else ""
@@ -47,11 +47,14 @@ def program(question: str, solution: str, turn: int, same_agent: bool) -> str:
 
 
 def again(question: str, program_text: str | None, result: Mapping[str, Any] | None, form: str) -> str:
-    """A later turn of the reasoner: earlier solutions are in its chat, the program and its output are shown."""
+    """Return the reasoner's prompt for a later turn, with the program and its output.
+
+    Earlier solutions are already in the conversation.
+    """
     if result is None:
         shown = "No program was written." if program_text is None else ""
     else:
-        assert program_text is not None  # a result is that of a program
+        assert program_text is not None  # only programs have results
         shown = f"The program\n{quote(program_text, 'python')}\n{outcome(result)}"
     return (
         f"{shown}\n\nThe problem was: {question}\nCompare this with your earlier solutions. Keep the right one, "
@@ -60,13 +63,16 @@ def again(question: str, program_text: str | None, result: Mapping[str, Any] | N
 
 
 def rerun(question: str, result: Mapping[str, Any] | None) -> str:
-    """A later turn where the answer is a program: what the last one came to is shown."""
+    """Return the prompt for a later turn if programs are answers.
+
+    It shows the output of the last program.
+    """
     shown = "There was no program in your answer." if result is None else f"Your program {outcome(result)}"
     return f"{shown}\n\nThe problem was: {question}\nKeep your program if it is right, or correct it. {SOLUTION}"
 
 
 def alone(question: str, form: str) -> str:
-    """A later turn without a tool."""
+    """Return the prompt for a later turn without a tool."""
     return (
         f"The problem was: {question}\nCheck your solutions so far. Keep the one that is right, or correct it. "
         f"{ANSWER[form]}"
@@ -74,7 +80,7 @@ def alone(question: str, form: str) -> str:
 
 
 def outcome(result: Mapping[str, Any]) -> str:
-    """What a program did, in a sentence."""
+    """Describe the result of a program in a sentence."""
     if result["status"] == "ok":
         return f"printed:\n{quote(result['stdout'])}" if result["stdout"].strip() else "printed nothing."
     if result["status"] == "limit":
@@ -85,7 +91,10 @@ def outcome(result: Mapping[str, Any]) -> str:
 
 
 def quote(text: str, language: str = "") -> str:
-    """A text in a block; fences within it are broken, and a long text is cut in the middle."""
+    """Quote a text in a fenced block.
+
+    Fences in the text are replaced, and a long text is cut in the middle.
+    """
     text = text.strip().replace("```", "'''")
     if len(text) > SHOWN:
         text = f"{text[: SHOWN // 2]}\n[…]\n{text[-SHOWN // 2 :]}"

@@ -1,7 +1,6 @@
-r"""What an answer is: a number, words, a set, a tuple or interval, a union, a matrix, an equation.
+"""Parsing of answers: numbers, words, sets, tuples, intervals, unions, matrices and equations.
 
-The structure is read here, from the outside in; what is left inside, an expression in LaTeX, is compared by value
-(`symbolic.py`).
+The structure is parsed here from the outside in. The LaTeX expressions inside are compared by value (`symbolic.py`).
 """
 
 from __future__ import annotations
@@ -13,16 +12,22 @@ from envs.tasks.math import units
 from envs.tasks.math.normalize import number_of
 
 MAX_DEPTH = 24
-"""Brackets within brackets."""
+"""Maximum nesting depth of brackets."""
 
 
 class Unreadable(ValueError):
-    """An answer that is refused before it is read; the message says why."""
+    """An answer that cannot be parsed; the message gives the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scalar:
-    r"""An expression: `latex` without what stands behind it. `scale` is "", "percent" or "degrees"."""
+    """An expression with its scale and unit.
+
+    Attributes:
+        latex: The expression without percent sign, degree sign and unit.
+        scale: "", "percent" or "degrees".
+        unit: Name of the unit, "" for none, "?" for an unknown one.
+    """
 
     latex: str
     scale: str = ""
@@ -38,14 +43,17 @@ class WordAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """Several values in any order: a set, or values with commas between them."""
+    """Several values in any order: a set, or values separated by commas."""
 
     items: tuple
 
 
 @dataclasses.dataclass(frozen=True)
 class Ordered:
-    """Values in brackets, in their order: a tuple or an interval; `brackets` is "()", "[)" …"""
+    """Values in brackets, in order: a tuple or an interval.
+
+    `brackets` is the pair of brackets, such as "()" or "[)".
+    """
 
     items: tuple
     brackets: str
@@ -53,7 +61,7 @@ class Ordered:
 
 @dataclasses.dataclass(frozen=True)
 class Union:
-    """Intervals and sets that are joined."""
+    """A union of intervals and sets."""
 
     parts: tuple
 
@@ -67,7 +75,10 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Equation:
-    """The two sides of an equation; of a chain a = b = c the first and the last."""
+    """The two sides of an equation.
+
+    For a chain a = b = c, these are the first and the last side.
+    """
 
     left: str
     right: object
@@ -98,7 +109,11 @@ _EVERY_REAL = re.compile(r"(?:[a-z]\s*\\in\s*)?\\mathbb\s?\{?R\}?")
 
 
 def read(text: str, depth: int = 0):
-    """The structure of a cleaned answer. Raises `Unreadable`."""
+    """Parse a normalized answer.
+
+    Raises:
+        Unreadable: The answer cannot be parsed.
+    """
     text = text.strip()
     if depth > MAX_DEPTH:
         raise Unreadable("nested too deeply")
@@ -135,7 +150,7 @@ def read(text: str, depth: int = 0):
     if (ratio := _TO.fullmatch(text)) is not None:
         return read(f"{ratio[1]}:{ratio[2]}", depth + 1)
     if len(parts := split(text, ":")) > 2 and all(p.strip() for p in parts):
-        return Ordered(tuple(read(p, depth + 1) for p in parts), "::")  # 1:2:3; of two numbers it is their quotient
+        return Ordered(tuple(read(p, depth + 1) for p in parts), "::")  # 1:2:3; 1:2 is a quotient
     if (relation := _inequality(text)) is not None:
         return relation
     if (equation := _equation(text, depth)) is not None:
@@ -162,7 +177,7 @@ def _depth(text: str) -> int:
 
 
 def split(text: str, separator: str) -> list[str]:
-    """The text between separators that stand in no brackets."""
+    """Split a text at separators that are outside brackets."""
     parts, depth, start, at = [], 0, 0, 0
     while at < len(text):
         if depth == 0 and text.startswith(separator, at):
@@ -178,14 +193,14 @@ def split(text: str, separator: str) -> list[str]:
 
 
 def _times(factor: str, matrix: Matrix) -> Matrix:
-    """A matrix with every entry multiplied."""
+    """Multiply every entry of a matrix."""
     if not all(isinstance(cell, Scalar) for row in matrix.rows for cell in row):
         raise Unreadable("a factor of a matrix that has no numbers")
     return Matrix(tuple(tuple(Scalar(rf"({factor}) \cdot ({cell.latex})") for cell in row) for row in matrix.rows))
 
 
 def _listing(items: list) -> object:
-    """Values side by side; alternatives that are intervals are their union, and (x = a, y = b) stays as it is."""
+    """Combine listed values; alternatives that are intervals become a union."""
     if all(isinstance(item, Ordered) and item.brackets.endswith("?") for item in items):
         return Union(tuple(items))
     flat = []
@@ -195,7 +210,7 @@ def _listing(items: list) -> object:
 
 
 def _inside(text: str) -> tuple[str, str, str] | None:
-    r"""The opening bracket, the content and the closing one, where a pair encloses the whole text."""
+    """Return the opening bracket, content and closing bracket if a pair encloses the text."""
     for left, right in (("(", ")"), ("(", "]"), ("[", ")"), ("[", "]"), (r"\{", r"\}")):
         if text.startswith(left) and text.endswith(right) and len(text) > len(left) + len(right):
             content = text[len(left) : -len(right)]
@@ -227,7 +242,7 @@ def _interval(low: str, high: str, brackets: str) -> Ordered:
 
 
 def _inequality(text: str) -> Ordered | None:
-    """An inequality in one variable, as an interval; None for other texts."""
+    """Convert an inequality in one variable to an interval; return None for other texts."""
     signs = [s.group() for s in _RELATION.finditer(text)]
     sides = [s.strip() for s in _RELATION.split(text)]
     if not signs or len(signs) > 2 or not all(sides):
@@ -249,7 +264,10 @@ def _inequality(text: str) -> Ordered | None:
 
 
 def _marked(low: str, high: str, open_low: bool, open_high: bool) -> Ordered:
-    """An interval that came from an inequality: marked by a "?", so that alternatives of such become a union."""
+    """Return the interval of an inequality.
+
+    Its brackets are marked with "?", so that several of them become a union.
+    """
     return _interval(low, high, ("(" if open_low else "[") + (")" if open_high else "]") + "?")
 
 
@@ -284,7 +302,7 @@ def _number_in_words(text: str) -> int | None:
 
 
 def _leaf(text: str) -> Scalar | WordAnswer:
-    """An expression with its unit, or words."""
+    """Parse an expression with its unit, or words."""
     text = text.strip()
     plain = _TEXT.sub(r"\1", text).strip()
     if _TEXT.search(text) is not None and not _TEXT.sub("", text).strip(" .,()"):
@@ -305,7 +323,7 @@ def _leaf(text: str) -> Scalar | WordAnswer:
 
 
 def _measured(text: str) -> Scalar:
-    """An expression without its percent sign, degrees or unit, which are noted beside it."""
+    """Split a percent sign, degree sign or unit off an expression."""
     head, unit = units.split_off(text)
     if unit in ("percent", "degrees"):
         return Scalar(head, unit)
@@ -330,12 +348,15 @@ _EXPRESSION = re.compile(r"(?![a-zA-Z]\()[^_\\]*\d[^_\\]*")
 
 
 def is_name(left: str) -> bool:
-    """Whether it only names the right side: x, f(x), (x, y)."""
+    """Check whether a left side is only a name: x, f(x), (x, y)."""
     return _NAME.fullmatch(left) is not None
 
 
 def is_unsolved(left: str) -> bool:
-    """Whether it is an expression in one variable, for which the equation would have to be solved: 2x, x^2 + 1."""
+    """Check for an expression in one variable, such as 2x or x^2 + 1.
+
+    The equation would have to be solved for the variable.
+    """
     bare = _COMMANDS.sub("", left)
     return len(set(re.findall(r"[a-zA-Z]", bare))) == 1 and _EXPRESSION.fullmatch(bare) is not None
 
@@ -354,15 +375,15 @@ _CHOSEN = (
 
 
 def choice_letter(gold: str) -> str | None:
-    """The letter that a cleaned gold answer is, or None."""
-    found = _GOLD.fullmatch(_LETTER_TEXT.sub(r"\1", gold).strip())
-    return found[1] if found else None
+    """Return the letter if a normalized gold answer is a single letter, else None."""
+    match = _GOLD.fullmatch(_LETTER_TEXT.sub(r"\1", gold).strip())
+    return match[1] if match else None
 
 
 def chosen_letter(answer: str) -> str | None:
-    """The letter that a cleaned answer chooses, or None."""
+    """Return the letter that a normalized answer chooses, or None."""
     plain = _LETTER_TEXT.sub(r"\1", answer).strip()
     for pattern in _CHOSEN:
-        if (found := pattern.fullmatch(plain)) is not None and found[1].isupper():
-            return found[1]
+        if (match := pattern.fullmatch(plain)) is not None and match[1].isupper():
+            return match[1]
     return None

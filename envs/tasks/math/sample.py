@@ -1,4 +1,7 @@
-r"""Problems for when there are no data files. Provenance: written for this project, under the licence of the code."""
+"""Built-in problems that need no data file.
+
+They were written for this project and have the licence of the code.
+"""
 
 _PROBLEMS = (
     # (part, question, answer)
@@ -24,7 +27,7 @@ _PROBLEMS = (
 
 
 def rows(part: str) -> list[dict[str, str]]:
-    """The problems of a part."""
+    """Return the problems of a split."""
     return [
         {"id": f"sample/{part}/{i}", "question": question, "answer": answer, "source": "sample"}
         for i, (_, question, answer) in enumerate(p for p in _PROBLEMS if p[0] == part)

@@ -1,7 +1,8 @@
-"""Data sets by name: GSM8K, MATH, MATH-500, AIME, AMC, OlympiadBench, the built-in sample, or a JSONL file.
+"""Datasets by name: GSM8K, MATH, MATH-500, AIME, AMC, OlympiadBench and more.
 
-Every row is {id, question, answer, source}. Files are looked for in the folder of $MARL_JAX_DATA; without its files a
-data set is replaced by the built-in sample, and the log says so. Contests and MATH-500 are for testing only.
+Other names are the built-in sample and JSONL files. Every row is {id, question, answer, source}. Files are searched in
+the folder $MARL_JAX_DATA. If a dataset's files are missing, the built-in sample is used instead, with a warning in the
+log. Contests and MATH-500 are for testing only.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OWN = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 
 @dataclasses.dataclass(frozen=True)
 class MathProblem:
-    """A question with its gold answer; `id` names it in all results."""
+    """A question with its gold answer; `id` identifies it in all results."""
 
     id: str
     question: str
@@ -40,41 +41,45 @@ class MathProblem:
 
 
 def gsm8k(record: dict) -> tuple[str, str]:
-    """The answer stands behind `####`."""
-    _, found, answer = record["answer"].rpartition("####")
-    if not found:
+    """Return the question and the answer, which follows `####`."""
+    _, marker, answer = record["answer"].rpartition("####")
+    if not marker:
         raise ValueError("no '####' in the answer")
     return record["question"], answer.strip()
 
 
 def gsm8k_solution(record: dict) -> str:
-    """The lines before `####`, without the calculator's marks."""
+    """Return the lines before `####`, without calculator annotations."""
     return re.sub(r"<<[^<>]*>>", "", record["answer"].rpartition("####")[0]).strip()
 
 
 def given_solution(record: dict) -> str:
-    """The field `solution`, where there is one."""
+    """Return the field `solution`, or ""."""
     return str(record.get("solution") or "").strip()
 
 
 def competition(record: dict) -> tuple[str, str]:
-    """`problem` or `question`, and `answer`, which may be a number."""
+    """Return `problem` or `question`, and `answer`, which may be a number."""
     return record["problem"] if "problem" in record else record["question"], str(record["answer"])
 
 
 def olympiad_bench(record: dict) -> tuple[str, str]:
-    """One answer in a list of one."""
+    """Return the question and the answer, which is the only element of a list."""
     if len(record["final_answer"]) != 1:
-        raise ValueError(f"{len(record['final_answer'])} answers in final_answer; expected 1")
+        raise ValueError(f"final_answer has {len(record['final_answer'])} answers, but must have exactly 1")
     return record["question"], record["final_answer"][0]
 
 
 @dataclasses.dataclass(frozen=True)
 class MathSource:
-    """The files of a data set; `id` is the field that names a row, by default its number does.
+    """The files and readers of a dataset.
 
-    reader    question and answer of a record
-    solution  how the record comes to the answer; "" where it does not say
+    Attributes:
+        reader: Function that returns the question and the answer of a record.
+        test: Name of the test file.
+        train: Name of the training file, if any.
+        id: Field that identifies a row; by default the row number does.
+        solution: Function that returns the worked solution of a record, or "".
     """
 
     reader: Callable[[dict], tuple[str, str]]
@@ -85,11 +90,11 @@ class MathSource:
 
     @property
     def files(self) -> dict[str, str]:
-        """The file of every part that has one."""
+        """The file of every split that has one."""
         return {part: file for part, file in (("train", self.train), ("test", self.test)) if file}
 
     def name(self, prefix: str, record: dict, number: int) -> str:
-        """The id of a row; `prefix` is DATASET/PART."""
+        """Return the id of a row; `prefix` is DATASET/SPLIT."""
         return f"{prefix.split('/')[0]}/{record[self.id]}" if record.get(self.id) else f"{prefix}/{number}"
 
 
@@ -109,7 +114,7 @@ SOURCES = {
 
 
 def check_name(name: str, field: str = "dataset") -> None:
-    """Refuses a data set that is none."""
+    """Raise a ValueError if the dataset is unknown."""
     if name not in SOURCES and name != SAMPLE and not str(name).endswith(_OWN):
         known = ", ".join([*SOURCES, SAMPLE])
         raise ValueError(
@@ -118,12 +123,17 @@ def check_name(name: str, field: str = "dataset") -> None:
 
 
 def problems(name: str, part: str) -> tuple[MathProblem, ...]:
-    """The problems of a part; one that a data set does not have is a `DataError`."""
+    """Return the problems of a split.
+
+    Raises:
+        DataError: The dataset does not have this split.
+    """
     check_name(name)
     check_split(part)
     parts = _load(name, os.environ.get(ROOT, ""))
     if part not in parts:
-        raise DataError(f"dataset is {name!r}, which is for testing only; for {part}: {', '.join(_trainable())}")
+        names = ", ".join(_trainable())
+        raise DataError(f"dataset is {name!r}, which has no {part} split, but must be one of: {names}")
     return parts[part]
 
 
@@ -138,19 +148,19 @@ def _load(name: str, root: str) -> dict[str, tuple[MathProblem, ...]]:
     if name not in SOURCES:
         return _own(name, root)
     source = SOURCES[name]
-    found = {part: find(file) for part, file in source.files.items()}
-    if absent := [source.files[part] for part, path in found.items() if path is None]:
+    paths = {part: find(file) for part, file in source.files.items()}
+    if absent := [source.files[part] for part, path in paths.items() if path is None]:
         where = f"${ROOT} ({root or 'not set'})"
-        log.warning("%s: no file %s in %s; the built-in sample is used", name, " or ".join(absent), where)
+        log.warning("%s: file %s not found in %s; using the built-in sample", name, " or ".join(absent), where)
         return _load(SAMPLE, root)
-    parts = {part: read(path, source, f"{name}/{part}") for part, path in found.items() if path is not None}
+    parts = {part: read(path, source, f"{name}/{part}") for part, path in paths.items() if path is not None}
     if "train" in parts:
         parts["train"], parts["validation"] = cut(parts["train"], "question")
     return _checked(parts)
 
 
 def read(path: Path, source: MathSource, prefix: str) -> Dataset:
-    """The rows of a published file; a row that cannot be read is an error that names its line."""
+    """Return the rows of a published file; errors name the line."""
     records = from_jsonl(path)
     rows = []
     for i in range(len(records)):
@@ -167,13 +177,13 @@ def read(path: Path, source: MathSource, prefix: str) -> Dataset:
 
 
 def solutions(name: str) -> dict[str, str]:
-    """The worked solutions of a data set by the ids of its problems, as far as its files have them."""
+    """Return the worked solutions of a dataset by problem id, as far as available."""
     return _solutions(name, os.environ.get(ROOT, ""))
 
 
 @functools.lru_cache(maxsize=4)
 def _solutions(name: str, root: str) -> dict[str, str]:
-    found = {}
+    by_id = {}
     source = SOURCES.get(name)
     if source is None:
         return {}
@@ -184,16 +194,19 @@ def _solutions(name: str, root: str) -> dict[str, str]:
         records = from_jsonl(path)
         for i in range(len(records)):
             record = records.row(i)
-            found[source.name(f"{name}/{part}", record, i)] = source.solution(record)
-    return {id_: solution for id_, solution in found.items() if solution}
+            by_id[source.name(f"{name}/{part}", record, i)] = source.solution(record)
+    return {id_: solution for id_, solution in by_id.items() if solution}
 
 
 def _own(name: str, root: str) -> dict[str, tuple[MathProblem, ...]]:
-    """A file of the user's: `part` of a row is "train", "validation" or "test"; without it the parts are cut."""
+    """Load a user's file.
+
+    The field `part` of a row is "train", "validation" or "test". Splits without rows are cut from the training rows.
+    """
     path = Path(name).expanduser()
     path = path if path.is_file() else find(name)
     if path is None:
-        raise DataError(f"{name}: no such file, here or in ${ROOT} ({root or 'not set'})")
+        raise DataError(f"{name}: no such file in the working directory or in ${ROOT} ({root or 'not set'})")
     whole = from_jsonl(path)
     check_fields(whole, required=("id", "question", "answer"), filled=("id", "question", "answer"))
     named = [whole.row(i).get("part") for i in range(len(whole))]
@@ -210,7 +223,7 @@ def _own(name: str, root: str) -> dict[str, tuple[MathProblem, ...]]:
 
 
 def _checked(parts: dict[str, Dataset]) -> dict[str, tuple[MathProblem, ...]]:
-    """Refuses empty fields, ids that come twice, and a question or an id in two parts."""
+    """Check for empty fields, duplicate ids, and questions or ids in two splits."""
     for data in parts.values():
         check_fields(data, required=FIELDS, filled=("question", "answer"))
         seen: dict[str, int] = {}

@@ -1,11 +1,11 @@
-r"""Expressions by value: read with the LaTeX parser of math-verify, compared exactly or to 40 digits.
+"""Comparison of expressions by value, parsed with the LaTeX parser of math-verify.
 
-Two constants are equal if 40 digits agree, two formulas if they agree at four points; what has no value there
-(undefined functions, unevaluated objects) is left to math-verify. Decimals are exact: 0.333 is not 1/3.
+Two constants are equal if 40 digits agree, and two formulas if they agree at four points. Expressions without a value
+there (undefined functions, unevaluated objects) are compared by math-verify. Decimals are exact: 0.333 is not 1/3.
 
-Everything that could take long is refused before it is computed: the parser builds powers and factorials without
-evaluating them, so their size can be bounded first. Python's `eval` is out of reach: sympy's parser of strings, which
-uses it, is replaced meanwhile by one that reads digits (`no_eval`).
+Expensive expressions are rejected before they are computed: the parser builds powers and factorials without evaluating
+them, so their size can be bounded first. Python's `eval` is never reached: sympy's string parser, which uses it, is
+temporarily replaced by one that accepts only digits (`no_eval`).
 """
 
 from __future__ import annotations
@@ -38,37 +38,41 @@ _COMPLEX = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|\\imath")
 
 
 def warm_up() -> None:
-    """Loads the libraries and the parser's tables, which takes a second or more."""
+    """Load the libraries and the parser's tables, which takes a second or more."""
     import math_verify  # noqa: F401
 
     equal("x + 1", "1 + x")
 
 
 def rational(latex: str) -> Fraction | None:
-    """The value of a number, a fraction or a mixed number that is written in digits; None for other texts."""
+    """Return the value of a number, fraction or mixed number in digits, else None."""
     if len(latex) > MAX_LENGTH:
         return None
-    if (found := _NUMBER.fullmatch(latex)) is not None:
-        whole, after = found[2] or "0", found[3] or found[4] or ""
+    if (match := _NUMBER.fullmatch(latex)) is not None:
+        whole, after = match[2] or "0", match[3] or match[4] or ""
         value = Fraction(int(whole + after), 10 ** len(after))
-    elif (found := _FRACTION.fullmatch(latex)) is not None:
-        if not int(found[6]):
+    elif (match := _FRACTION.fullmatch(latex)) is not None:
+        if not int(match[6]):
             return None
-        value = Fraction(int(found[4]), int(found[6]))
-        if found[2]:
-            if found[3] or found[5]:
+        value = Fraction(int(match[4]), int(match[6]))
+        if match[2]:
+            if match[3] or match[5]:
                 return None
-            value += int(found[2])
-        value = -value if (found[3] == "-") != (found[5] == "-") else value
-    elif (found := _SLASH.fullmatch(latex)) is not None and int(found[4]):
-        value = int(found[2] or 0) + Fraction(int(found[3]), int(found[4]))
+            value += int(match[2])
+        value = -value if (match[3] == "-") != (match[5] == "-") else value
+    elif (match := _SLASH.fullmatch(latex)) is not None and int(match[4]):
+        value = int(match[2] or 0) + Fraction(int(match[3]), int(match[4]))
     else:
         return None
-    return -value if found[1] == "-" else value
+    return -value if match[1] == "-" else value
 
 
 def equal(gold: str, answer: str, factor: str = "1") -> bool:
-    r"""Whether two expressions have the same value, the second one multiplied by `factor`. Raises `Unreadable`."""
+    """Check whether two expressions are equal, with the second one multiplied by `factor`.
+
+    Raises:
+        Unreadable: An expression cannot be parsed or is too large.
+    """
     one, other, by = rational(gold), rational(answer), rational(factor)
     if one is not None and other is not None and by is not None:
         return one == other * by
@@ -80,7 +84,11 @@ def equal(gold: str, answer: str, factor: str = "1") -> bool:
 
 
 def near(gold: str, value: float, relative: float) -> bool:
-    """Whether an expression comes to about a floating-point number. Raises `Unreadable`."""
+    """Check whether an expression is close to a floating-point number.
+
+    Raises:
+        Unreadable: The expression cannot be parsed or is too large.
+    """
     _check_length(gold)
     with no_eval():
         exact = _value(parsed(gold, True), {})
@@ -88,7 +96,7 @@ def near(gold: str, value: float, relative: float) -> bool:
 
 
 def proportional(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
-    """Whether two equations, each given by its sides, are the same up to a factor other than zero."""
+    """Check whether two equations, given by their sides, are equal up to a non-zero factor."""
     _check_length(*gold, *answer)
     real = not any(_COMPLEX.search(side) for side in (*gold, *answer))
     with no_eval():
@@ -105,11 +113,11 @@ def proportional(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
 
 @contextlib.contextmanager
 def no_eval():
-    """Within it a string that sympy is given is a number in digits or an error.
+    """Restrict strings passed to sympy to numbers in digits; others raise an error.
 
-    Outside it sympy evaluates strings with Python's `eval`, and the LaTeX parser hands it every number as a string.
+    Otherwise sympy evaluates strings with Python's `eval`, and the LaTeX parser passes it every number as a string.
     """
-    import sympy.physics.units  # noqa: F401  `simplify` imports it, and it parses strings of its own meanwhile
+    import sympy.physics.units  # noqa: F401  imported first, because it parses strings when `simplify` imports it
     from sympy.parsing import sympy_parser
 
     before, sympy_parser.parse_expr = sympy_parser.parse_expr, _only_a_number
@@ -130,7 +138,11 @@ def _only_a_number(text: str, *_, **__):
 
 @functools.lru_cache(maxsize=256)
 def parsed(latex: str, real: bool) -> Any:
-    """A sympy object of bounded size; call it within `no_eval`. Raises `Unreadable`."""
+    """Parse LaTeX into a sympy expression of bounded size; call it within `no_eval`.
+
+    Raises:
+        Unreadable: The expression cannot be parsed or is too large.
+    """
     import sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
 
@@ -140,25 +152,25 @@ def parsed(latex: str, real: bool) -> Any:
     latex = re.sub(r"\^\s*([-+]\s*\d+)", r"^{\1}", latex)
     spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     try:
-        found = latex2sympy(
+        expression = latex2sympy(
             normalize_latex(latex, config=spelling), is_real=real, convert_degrees=False, normalization_config=None,
             conversion_config=ConversionConfig(lowercase_symbols=False),
         )  # fmt: skip
-        if not isinstance(found, sympy.Expr):
-            raise Unreadable(f"{type(found).__name__} where an expression was expected")
+        if not isinstance(expression, sympy.Expr):
+            raise Unreadable(f"{type(expression).__name__} where an expression was expected")
         if not real:
-            symbols = cast(set[Any], found.free_symbols)
-            found = found.xreplace({s: sympy.I for s in symbols if s.name == "i"})
-        _bits(found)
-        if found.has(sympy.nan, sympy.zoo):
+            symbols = cast(set[Any], expression.free_symbols)
+            expression = expression.xreplace({s: sympy.I for s in symbols if s.name == "i"})
+        _bits(expression)
+        if expression.has(sympy.nan, sympy.zoo):
             raise Unreadable("division by zero")
     except Unreadable:
         raise
     except RecursionError:
         raise Unreadable("nested too deeply") from None
-    except Exception as error:  # the parser raises plain exceptions and whatever sympy raises
+    except Exception as error:  # the parser raises plain exceptions, and sympy raises many kinds
         raise Unreadable(f"not an expression ({type(error).__name__})") from None
-    return found
+    return expression
 
 
 # ---------------------------------------------------------------------------------------------------- limits
@@ -170,7 +182,7 @@ def _check_length(*texts: str) -> None:
 
 
 def _check(latex: str) -> None:
-    """What the parser would evaluate at once, or would read in a way that nobody means."""
+    """Reject LaTeX that the parser would evaluate immediately or misread."""
     if (command := _REFUSED.search(latex)) is not None:
         raise Unreadable(f"{command.group()} in an answer")
     if re.search(r"\d\s+[\d.]", latex) or re.search(r"\d,\d", latex):
@@ -184,7 +196,11 @@ def _check(latex: str) -> None:
 
 
 def _bits(e) -> float:
-    """A bound for log2 |e| and log2 |1 / e|, with symbols near one. Raises `Unreadable` where it is out of reach."""
+    """Return a bound for log2 |e| and log2 |1 / e|, with symbols near one.
+
+    Raises:
+        Unreadable: The bound exceeds the limits.
+    """
     import sympy
 
     if e.is_Integer:
@@ -216,8 +232,8 @@ def _bits(e) -> float:
     return size
 
 
-def _repeating(found: re.Match) -> str:
-    whole, before, period = found.groups()
+def _repeating(match: re.Match) -> str:
+    whole, before, period = match.groups()
     top = int(whole + before + period) - int(whole + before)
     return rf"\frac{{{top}}}{{{(10 ** len(period) - 1) * 10 ** len(before)}}}"
 
@@ -233,7 +249,7 @@ def _same(a, b) -> bool:
         return a == b
     names = _names(a, b)
     if None not in (exact := (_exact(a), _exact(b))):
-        return exact[0] == exact[1]  # 2^1000 - 1 agrees with 2^1000 in 300 digits
+        return exact[0] == exact[1]  # 2^1000 - 1 and 2^1000 agree in 300 digits
     decided = False
     for point in _points(names):
         x, y = _value(a, point), _value(b, point)
@@ -241,14 +257,17 @@ def _same(a, b) -> bool:
             continue
         if not _close(x, y):
             if 0 in (x, y) and max(abs(x), abs(y)) < TINY:
-                continue  # zero, or terms that cancel
+                continue  # zero, or terms that cancel out
             return False
         decided = decided or max(abs(x), abs(y)) > 1e-20 or x == y == 0
     return decided or _by_math_verify(a, b)
 
 
 def _exact(e):
-    """The rational number that sums, products, whole powers and factorials of rational numbers come to, else None."""
+    """Return the exact value of an expression of rational numbers, else None.
+
+    The expression may consist of sums, products, integer powers, factorials and binomials.
+    """
     from sympy import Rational, binomial, factorial, preorder_traversal
 
     for part in cast(Iterator[Any], preorder_traversal(e)):
@@ -261,12 +280,15 @@ def _exact(e):
 
 
 def _by_math_verify(a, b) -> bool:
-    """The judgement of math-verify, gold first. Its own time limits work with signals; ours is outside."""
+    """Compare two expressions with math-verify, the gold one first.
+
+    Its time limits use signals and are disabled; the caller enforces a time limit.
+    """
     import logging
 
     import math_verify
 
-    logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # it warns that its time limits are off
+    logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # it warns that its time limits are disabled
     return bool(math_verify.verify(a, b, float_rounding=15, strict=True, timeout_seconds=None))
 
 
@@ -275,7 +297,10 @@ def _names(*expressions) -> list:
 
 
 def _points(names: list) -> list[dict]:
-    """Values for the symbols, the same in every call: at three points positive ones, at one point negative ones."""
+    """Return values for the symbols, the same in every call.
+
+    They are positive at three points and negative at one.
+    """
     from sympy import Rational
 
     if not names:
@@ -286,7 +311,7 @@ def _points(names: list) -> list[dict]:
 
 
 def _value(e, point: dict):
-    """The number an expression comes to at a point, or None."""
+    """Return the numeric value of an expression at a point, or None."""
     from sympy import nan, zoo
 
     try:

@@ -1,18 +1,19 @@
-r"""The math task: one agent, or a reasoner and a tool agent, on problems with a final answer.
+"""The math task, for one agent or for a reasoner and a tool agent.
 
-A turn is sequential. The reasoner solves the problem; with a tool, a program is written next by who has read that
-solution: the tool agent, or in the single form the same agent in the same chat. The program runs in the sandbox. The
-next turn shows its output and asks to keep the right solution or to correct it. The episode ends when the answer and
-the output agree (without a tool: when an answer is repeated), or after the last turn. Success: the reasoner's last
-answer is right.
+A turn is sequential. The reasoner solves the problem. With a tool, a program is then written by the tool agent, which
+has read the solution, or in the form "single" by the same agent in the same conversation. The program runs in the
+sandbox. The next turn shows its output and asks to keep the right solution or to correct it. The episode ends when the
+answer and the output agree (without a tool: when an answer is repeated), or after the last turn. It succeeds if the
+reasoner's last answer is right.
 
-Rewards: team 1 if the reasoner is right. Reasoner: agent 0.8 for a right answer, process 0.2 for a readable one. Tool
-agent: agent 0.8 if the output is right, process 0.1 if the program runs and 0.1 if it prints an answer. Where a run
-asks for K candidates (AT-GRPO), every candidate of every turn is tried and paid, for it is compared with those of its
-own prompt only. Otherwise only the last turn pays: more turns, or a box in every one of them, never pay more.
+Rewards: the team reward is 1 if the reasoner is right. The reasoner gets an agent reward of 0.8 for a right answer and
+a process reward of 0.2 for a readable one. The tool agent gets an agent reward of 0.8 if the output is right, and
+process rewards of 0.1 if the program runs and 0.1 if it prints an answer. If the run samples K candidates (AT-GRPO),
+every candidate of every turn is graded and rewarded, because it is compared only with candidates for the same prompt.
+Otherwise only the last turn is rewarded, so that more turns, or a box in every turn, never earn more.
 
-With `answer="program"` a solution is a program (`programs.py`). It runs in the sandbox, and the number it comes to is
-the answer; a later turn shows what it came to. A program that runs is worth 0.1 for the process, a readable answer 0.1.
+With `answer="program"`, a solution is a program (`programs.py`). It runs in the sandbox, and the number it computes is
+the answer, which later turns show. The process reward is 0.1 for a program that runs and 0.1 for a readable answer.
 """
 
 from __future__ import annotations
@@ -35,26 +36,27 @@ ANSWERS = (*extract.FORMS, "program")
 MAX_TURNS = 4
 SANDBOXES = ("auto", "process")
 START_LIMIT = 30.0
-"""Seconds beyond its own limit that a program may take: a sandbox starts."""
+"""Extra seconds beyond a program's limit, for starting a sandbox."""
 
 Found = dict[str, Any]
-"""What was found in a reply: right, answer, reason; of a program also `ran`, `program` and `result`."""
+"""The verdict on a completion: right, answer and reason; for a program also `ran`, `program` and `result`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Math(Task):
-    """The task.
+    """Math problems for one agent, or for a reasoner and a tool agent.
 
-    dataset       of `envs/tasks/math/sources.py`: gsm8k, math, math500, aime2024 …, sample, or a .jsonl file
-    test_dataset  another one for the part "test"; "" for the same
-    form          "single" or "roles": reasoner and tool agent
-    turns         1 to 4
-    tool          single form: whether it writes and runs a program in each turn; roles always do
-    answer        "boxed"; "final" to accept `#### X` and "the answer is X" as well; or "program", in the single form
-                  without a tool
-    continuation  the candidate that is kept: the "best" one, a "random" one or the "first"
-    sandbox       "auto", or "process" for limits without isolation
-    wall          seconds a program may run
+    Attributes:
+        dataset: A name in `sources.SOURCES`, such as gsm8k, math, math500 or aime2024, "sample", or a .jsonl file.
+        test_dataset: Dataset for the test split; "" for the same dataset.
+        form: "single" for one agent, "roles" for a reasoner and a tool agent.
+        turns: Maximum number of turns, 1 to 4.
+        tool: Whether the single agent writes and runs a program in each turn; the tool agent always does.
+        answer: "boxed"; "final" to accept `#### X` and "the answer is X" as well; or "program", which requires the form
+            "single" without a tool.
+        continuation: Which candidate is kept: "best", "random" or "first".
+        sandbox: "auto" for real isolation or an error; "process" for limits only, for trusted programs.
+        wall: Wall-clock limit of a program in seconds.
     """
 
     dataset: str = "sample"
@@ -87,15 +89,15 @@ class Math(Task):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The seats of the form."""
+        """Names of the roles."""
         return ("reasoner", "tool_agent") if self.form == "roles" else ("reasoner",)
 
     def examples(self, part: str) -> tuple[MathProblem, ...]:
-        """The problems of a part."""
+        """Return the problems of a split."""
         return problems((self.test_dataset or self.dataset) if part == "test" else self.dataset, part)
 
     def gold_reply(self, example: MathProblem) -> str | None:
-        """The dataset's solution with the answer at its end; None where it has none."""
+        """Return the dataset's worked solution ending with the answer, or None."""
         solution = solutions(example.source).get(example.id)
         if not solution or "\\boxed" in solution:
             return solution
@@ -103,37 +105,41 @@ class Math(Task):
         return f"{solution}\n{last}"
 
     def prepare(self) -> None:
-        """Starts the sandbox where programs are run, or raises `SandboxUnavailable` if there is no isolation here."""
+        """Start the sandbox if programs are run.
+
+        Raises:
+            SandboxUnavailable: This machine does not allow isolation.
+        """
         if self.form == "roles" or self.tool or self.answer == "program":
             shared_sandbox(self.sandbox)
 
     async def play(self, ask: Ask, example: MathProblem) -> Outcome:
-        """Up to `turns` turns of solving and checking."""
+        """Play up to `turns` turns of solving and checking."""
         roles = self.form == "roles"
         reasoner = ask.chat(0, system=prompts.reasoner_system(self.answer, roles))
         partner = ask.chat(1, system=prompts.tool_system()) if roles else reasoner
         judge = _Judge(self, ask, example)
         text, solved, ran, agreed = prompts.first(example.question), [], [], False
         for turn in range(self.turns):
-            solution, found = await self._say(ask, reasoner, text, judge.solved)
-            solved.append((solution, found))
+            solution, verdict = await self._say(ask, reasoner, text, judge.solved)
+            solved.append((solution, verdict))
             if roles or self.tool:
                 request = prompts.program(example.question, solution.text, turn, same_agent=not roles)
                 program, output = await self._say(ask, partner, request, judge.program)
                 ran.append((program, output))
-                agreed = await judge.agree(found, output)
+                agreed = await judge.agree(verdict, output)
                 text = prompts.again(example.question, output["program"], output["result"], self.answer)
             else:
-                agreed = turn > 0 and await judge.agree(found, solved[-2][1])
+                agreed = turn > 0 and await judge.agree(verdict, solved[-2][1])
                 text = prompts.alone(example.question, self.answer)
                 if self.answer == "program":
-                    text = prompts.rerun(example.question, found["result"])
+                    text = prompts.rerun(example.question, verdict["result"])
             if agreed:
                 break
         if ask.candidates == 1:
             for last in (solved[-1:], ran[-1:]):
-                for reply, found in last:
-                    reply.reward(**found["pay"])
+                for reply, verdict in last:
+                    reply.reward(**verdict["pay"])
         answer = solved[-1][1]["answer"]
         return Outcome(
             success=solved[-1][1]["right"], reason="agreed" if agreed else "turns",
@@ -144,21 +150,27 @@ class Math(Task):
     async def _say(
         self, ask: Ask, chat: Chat, text: str, judge: Callable[[int, Reply], Awaitable[Found]]
     ) -> tuple[Reply, Found]:
-        """One turn of one seat: the reply that is kept, and what was found in it; all candidates are tried at once."""
+        """Play one turn of one seat, with all candidates judged concurrently.
+
+        Returns:
+            The completion that is kept, and its verdict.
+        """
         reply = await chat.say(text, n=ask.candidates)
-        found = await asyncio.gather(*(judge(k, candidate) for k, candidate in enumerate(reply.replies)))
-        for candidate, one in zip(reply.replies, found, strict=True):
+        verdicts = await asyncio.gather(*(judge(k, candidate) for k, candidate in enumerate(reply.replies)))
+        for candidate, one in zip(reply.replies, verdicts, strict=True):
             candidate.judge(one["right"], one["answer"], one["reason"])
             if ask.candidates > 1:
                 candidate.reward(**one["pay"])
         kept = keep_one(ask, chat, reply, self.continuation)
-        return kept, found[reply.replies.index(kept)]
+        return kept, verdicts[reply.replies.index(kept)]
 
 
 class _Judge:
-    """Verdicts on the replies of one episode.
+    """Verdicts on the completions of one episode.
 
-    timeouts, crashes  verifier calls that ended so; their answers count as wrong
+    Attributes:
+        timeouts: Number of verifier calls that timed out; their answers count as wrong.
+        crashes: Number of verifier calls that failed; their answers count as wrong.
     """
 
     def __init__(self, task: Math, ask: Ask, example: MathProblem):
@@ -167,40 +179,40 @@ class _Judge:
 
     @property
     def solved(self) -> Callable[[int, Reply], Awaitable[Found]]:
-        """What judges a reasoner's reply."""
+        """Function that judges a completion of the reasoner."""
         return self.computed if self._task.answer == "program" else self.solution
 
     async def computed(self, k: int, reply: Reply) -> Found:
-        """A program that is the solution, by the number it comes to."""
-        found = await self._ran(k, programs.program_in(reply.text), programs.to_run)
-        found["pay"] |= {"team": float(found["right"])}
-        return found
+        """Judge a program that is the solution by its result."""
+        verdict = await self._ran(k, programs.program_in(reply.text), programs.to_run)
+        verdict["pay"] |= {"team": float(verdict["right"])}
+        return verdict
 
     async def solution(self, k: int, reply: Reply) -> Found:
-        """A solution, by its answer."""
-        found = await self._verified(verify, (self._gold, reply.text, self._task.answer), f"verify_{k}")
-        right = float(found["right"])
-        pay = {"team": right, "agent": 0.8 * right, "process": 0.2 * (found["answer"] is not None)}
-        return {**found, "pay": pay}
+        """Judge a solution by its answer."""
+        verdict = await self._verified(verify, (self._gold, reply.text, self._task.answer), f"verify_{k}")
+        right = float(verdict["right"])
+        pay = {"team": right, "agent": 0.8 * right, "process": 0.2 * (verdict["answer"] is not None)}
+        return {**verdict, "pay": pay}
 
     async def program(self, k: int, reply: Reply) -> Found:
-        """A program that checks a solution, by what it prints."""
+        """Judge a program that checks a solution by its output."""
         return await self._ran(k, tool.program_of(reply.text))
 
     async def _ran(self, k: int, program: str | None, prepare: Callable[[str], str] = str) -> Found:
-        found: Found = {"right": False, "answer": None, "reason": "no program"}
+        verdict: Found = {"right": False, "answer": None, "reason": "no program"}
         result, ran = None, False
         if program is not None:
             result = await self._run(k, prepare(program))
             ran = result["status"] == "ok"
-            found["reason"] = result["limit"] or result["status"]
+            verdict["reason"] = result["limit"] or result["status"]
             if ran:
-                found = await self._verified(tool.verify_output, (self._gold, result["stdout"]), f"output_{k}")
-        pay = {"agent": 0.8 * found["right"], "process": 0.1 * ran + 0.1 * (found["answer"] is not None)}
-        return {**found, "pay": pay, "ran": ran, "program": program, "result": result}
+                verdict = await self._verified(tool.verify_output, (self._gold, result["stdout"]), f"output_{k}")
+        pay = {"agent": 0.8 * verdict["right"], "process": 0.1 * ran + 0.1 * (verdict["answer"] is not None)}
+        return {**verdict, "pay": pay, "ran": ran, "program": program, "result": result}
 
     async def agree(self, one: Found, other: Found) -> bool:
-        """Whether two answers are the same, right or wrong."""
+        """Check whether two answers are the same, right or wrong."""
         if one["answer"] is None or other["answer"] is None or one["right"] != other["right"]:
             return False
         if one["right"] or one["answer"] == other["answer"]:
@@ -234,7 +246,11 @@ class _Judge:
 
 
 def _metrics(solved: list[Found], ran: list[Found], turns: int, judge: _Judge) -> dict[str, float]:
-    """Per turn whether the answer is right, an episode that has ended keeping its last one; and what the tool did."""
+    """Return the metrics of an episode.
+
+    They say for each turn whether the answer is right, where an episode that ended early keeps its last answer, and
+    report the use of the tool.
+    """
     right = [float(f["right"]) for f in solved]
     right += [right[-1]] * (turns - len(right))
     metrics = {f"right_turn_{t + 1}": r for t, r in enumerate(right)} if turns > 1 else {}

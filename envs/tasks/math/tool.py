@@ -1,4 +1,4 @@
-r"""The tool: a Python program in an answer, run in the sandbox, and what it prints read as an answer."""
+"""The tool of the math task: Python programs that print an answer."""
 
 from __future__ import annotations
 
@@ -14,29 +14,39 @@ from envs.tasks.replies import Verdict
 from envs.tasks.sandbox import Limits, same_sandbox
 
 MAX_PROGRAM = 20_000
-"""Characters of a program; a longer one is not run."""
+"""Maximum length of a program in characters; a longer one is not run."""
 MAX_LINE = 300
 ROUNDING = 1e-9
-"""Relative error of a printed decimal of ten digits or more: programs compute with floating-point numbers."""
+"""Relative tolerance for a printed decimal of ten digits or more, because programs compute with floats."""
 
 _BLOCK = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _DECIMAL = re.compile(r"([-+]?\d+\.\d+)(?: \\times 10\^\{([-+]?\d{1,2})\})?")
 
 
 def program_of(text: str) -> str | None:
-    """The last Python block of a text; None without one, or if it is empty or too long."""
+    """Return the last Python block of a text; None if missing, empty or too long."""
     blocks = _BLOCK.findall(text)
     program = blocks[-1].strip() if blocks else ""
     return program if 0 < len(program) <= MAX_PROGRAM else None
 
 
 def run_program(sandbox: Mapping, program: str, wall: float) -> dict[str, Any]:
-    """The result of a program as a JSON value, called in a worker process; `sandbox` are the settings of one."""
+    """Run a program in a worker process and return its result as a JSON value.
+
+    Args:
+        sandbox: Settings of the sandbox, see `Sandbox.settings`.
+        program: Source of the program.
+        wall: Limit in seconds of wall-clock and CPU time.
+    """
     return same_sandbox(sandbox).run_sync(program, limits=Limits(wall=wall, cpu=wall)).to_json()
 
 
 def printed_answer(stdout: str) -> str | None:
-    r"""The last line that was printed, as an answer in LaTeX; None where nothing was printed, or too much in a line."""
+    """Return the last printed line as an answer in LaTeX.
+
+    Returns:
+        The answer, or None if nothing was printed or the line is too long.
+    """
     lines = [line.strip() for line in stdout.splitlines() if line.strip()]
     if not lines or len(lines[-1]) > MAX_LINE:
         return None
@@ -51,7 +61,7 @@ def printed_answer(stdout: str) -> str | None:
 
 
 def verify_output(gold: str, stdout: str) -> Verdict:
-    """The verdict on what a program printed; long decimals may be rounded."""
+    """Return the verdict on a program's output; long decimals may be rounded."""
     answer = printed_answer(stdout)
     if answer is None:
         return Verdict(right=False, answer=None, reason="nothing printed" if not stdout.strip() else "a line too long")

@@ -1,6 +1,7 @@
-r"""Units behind a number: `5\text{ cm}^2`, `18 dollars`, `60 mph`.
+r"""Units after a number: `5\text{ cm}^2`, `18 dollars`, `60 mph`.
 
-A unit in one answer alone is ignored, as the questions name it. Two known units that differ make two answers differ.
+A unit in only one of two answers is ignored, because questions name the unit. Two different known units make two
+answers different.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CHANGES = frozenset((
     "are", "was", "if", "of", "off", "wrong", "right", "false", "hundred", "thousand", "million", "billion", "trillion",
     "dozen", "half", "third", "quarter", "times",
 ))  # fmt: skip
-"""Words that are no unit: they say another number, or that this one is not the answer."""
+"""Words that are not units: they change the number, or say that it is not the answer."""
 
 _IN_TEXT = re.compile(r"^(.*\S)\s*\\text\{([^{}]*)\}\s*(?:\^\s*\{?([23])\}?)?\s*$", re.DOTALL)
 _BARE = re.compile(r"^(.*[\d})%])(\s*)((?<![\\a-zA-Z])[a-zA-Z][a-zA-Z./ ]*)(?:\^\{?([23])\}?)?$", re.DOTALL)
@@ -35,22 +36,26 @@ _FUNCTION = re.compile(r"\\[a-zA-Z]+$")
 
 
 def split_off(text: str) -> tuple[str, str]:
-    """The expression and its unit; the unit is "" where there is none, and "?" for a word that is no known unit."""
-    if (found := _IN_TEXT.match(text)) is not None and re.search(r"[\d\\a-zA-Z]", found[1]):
-        words = found[2].strip(" .~")
-        if re.search(r"\d", words) or _changes(words) or re.search(r"[=<>+]\s*$|\\(?:cdot|times|text)\s*$", found[1]):
+    """Split an expression from its unit.
+
+    Returns:
+        The expression, and its unit: "" if there is none, "?" for a word that is not a known unit.
+    """
+    if (match := _IN_TEXT.match(text)) is not None and re.search(r"[\d\\a-zA-Z]", match[1]):
+        words = match[2].strip(" .~")
+        if re.search(r"\d", words) or _changes(words) or re.search(r"[=<>+]\s*$|\\(?:cdot|times|text)\s*$", match[1]):
             return text, ""
-        return _again(found[1], _canonical(words, found[3]))
-    if (found := _BARE.match(text)) is not None and not _FUNCTION.search(found[1]):
-        words = found[3].strip(" .")
+        return _again(match[1], _canonical(words, match[3]))
+    if (match := _BARE.match(text)) is not None and not _FUNCTION.search(match[1]):
+        words = match[3].strip(" .")
         if _changes(words):
             return text, ""
         last = words.split()[-1].lower() if words else ""
-        known = last in NAMES and (len(last) > 1 or found[2])
+        known = last in NAMES and (len(last) > 1 or match[2])
         if known and (len(words.split()) == 1 or all(len(w) > 1 for w in words.split())):
-            return _again(found[1], _canonical(words, found[4]))
-        if found[2] and all(len(w) >= 2 for w in words.split()) and len(words) >= 3:
-            return found[1], "?"
+            return _again(match[1], _canonical(words, match[4]))
+        if match[2] and all(len(w) >= 2 for w in words.split()) and len(words) >= 3:
+            return match[1], "?"
     return text, ""
 
 
@@ -59,20 +64,23 @@ def _changes(words: str) -> bool:
 
 
 def single_letter(text: str) -> str | None:
-    """The number in front of a unit of one letter without a space, such as 48m: only the other answer can tell."""
-    found = re.fullmatch(r"([-+]?[\d.,/]+)\s*[mshgl]", text)
-    return found[1] if found else None
+    """Return the number before a one-letter unit, as in 48m, or None.
+
+    Only the other answer can tell whether the letter is a unit.
+    """
+    match = re.fullmatch(r"([-+]?[\d.,/]+)\s*[mshgl]", text)
+    return match[1] if match else None
 
 
 def differ(one: str, other: str) -> bool:
-    """Whether both are known units and not the same."""
+    """Check whether both units are known and different."""
     known = set(NAMES.values())
     base = [u.partition("^")[0] for u in (one, other)]
     return one != other and all(b in known and b != "unit" for b in base)
 
 
 def _again(head: str, unit: str) -> tuple[str, str]:
-    """`5 \text{ miles} \text{ per hour}` has two."""
+    r"""Merge two units, as in `5 \text{ miles} \text{ per hour}`, into an unknown one."""
     shorter, inner = split_off(head)
     return (shorter, "?") if inner else (head, unit)
 

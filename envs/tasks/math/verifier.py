@@ -1,8 +1,8 @@
-r"""Whether a text ends in the right answer: `verify(gold, text)`.
+r"""The verifier of final answers: `verify(gold, text)`.
 
-The rules (docs/math.md): the last `\boxed{}` is the answer, and text behind it is not; boxes that differ are no
-answer; text without a box is none. Values are compared exactly, sets in any order, tuples in theirs; units and percent
-signs may be left out. `verify` is called in a worker process through `ask.verify`, which ends it at the time limit.
+The rules (docs/math.md): the last `\boxed{}` is the answer, and text after it is ignored. Boxes that differ give no
+answer, and neither does a text without a box. Values are compared exactly, sets in any order and tuples in order. Units
+and percent signs may be omitted. `verify` runs in a worker process through `ask.verify`, which enforces the time limit.
 """
 
 from __future__ import annotations
@@ -34,47 +34,51 @@ from envs.tasks.math.units import differ, single_letter
 from envs.tasks.replies import Verdict
 
 LIMIT = 5.0
-"""Seconds a task gives to one call."""
+"""Time limit of one call in seconds."""
 MAX_ANSWER = 2000
-"""Characters of an answer; a longer one is refused unread."""
+"""Maximum length of an answer in characters; longer ones are not read."""
 MAX_ITEMS = 64
 
 if getattr(sys.modules["__main__"].__spec__, "name", "") == "envs.tasks.worker":
-    symbolic.warm_up()  # with this module, which is not a call's time
+    symbolic.warm_up()  # on import, so that it does not count as a call's time
 
 
 def verify(gold: str, text: str, form: str = "boxed") -> Verdict:
-    """The verdict on a text, whatever it holds. Only a gold answer that is empty raises `ValueError`."""
+    """Return the verdict on any text.
+
+    Raises:
+        ValueError: The gold answer is empty.
+    """
     if not isinstance(gold, str) or not gold.strip():
-        raise ValueError(f"gold is {gold!r}; expected an answer")
+        raise ValueError(f"gold is {gold!r}, but must be a non-empty string")
     try:
-        found = answers(text, form)
+        contents = answers(text, form)
     except NoAnswer as error:
         return Verdict(right=False, answer=None, reason=str(error))
-    last = found[-1]
+    last = contents[-1]
     if len(last) > MAX_ANSWER:
         return Verdict(right=False, answer=None, reason=f"an answer of {len(last)} characters")
-    if any(not same(last, other) for other in found[:-1]):
+    if any(not same(last, other) for other in contents[:-1]):
         return Verdict(right=False, answer=None, reason="boxes that differ")
     right, reason = compare(gold, last)
     return Verdict(right=right, answer=last.strip(), reason=reason)
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two answers are the same; what cannot be read is the same only as itself."""
+    """Check whether two answers are equal; unreadable ones equal only themselves."""
     return len(one) <= MAX_ANSWER >= len(other) and compare(one, other)[0]
 
 
-@functools.lru_cache(4096)  # the samples of a question mostly have the same few answers
+@functools.lru_cache(4096)  # samples of a question mostly have the same few answers
 def ballot(answer: str) -> str:
-    """An answer in one spelling, for votes: numbers by their value, others as they are written."""
+    """Return an answer in one spelling for voting, with numbers by their value."""
     text = clean(answer)
     value = symbolic.rational(text.replace(",", "") if "," in text and " " not in text else text)
     return squeezed(text) if value is None else str(value)
 
 
 def compare(gold: str, answer: str) -> tuple[bool, str]:
-    """Whether an answer equals the gold one, and why."""
+    """Return whether an answer equals the gold answer, and why."""
     gold, answer = _with_currency(gold), _with_currency(answer)
     if not answer:
         return False, "empty"
@@ -89,7 +93,7 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
     try:
         if _equal(expected, _hinted(read(answer), expected)):
             return True, "equal"
-        # 1,200 may be a number or two: where the gold answer is two, so is the answer.
+        # 1,200 may be one number or two. If the gold answer is a list, so is the answer.
         if isinstance(expected, Listing) and "," in answer and " " not in answer:
             return _equal(expected, read(answer.replace(",", ", "))), "list"
         return False, "different"
@@ -101,7 +105,10 @@ _DOLLARS = re.compile(r"\s*\\\$\s*[\d.,{}!\\\s]*\d\s*")
 
 
 def _with_currency(answer: str) -> str:
-    r"""A cleaned answer. Cleaning takes \$ away, and 18 cents are not \$18: the sign becomes a unit."""
+    r"""Normalize an answer and turn a dollar sign into a unit.
+
+    Normalization removes \$, but 18 cents are not \$18.
+    """
     text = clean(answer)
     if not _DOLLARS.fullmatch(answer):
         return text
@@ -112,7 +119,10 @@ def _with_currency(answer: str) -> str:
 
 
 def _hinted(value, expected):
-    """48m has a unit where a number is expected; elsewhere m is a variable."""
+    """Read a letter as a unit, as in 48m, if a number is expected.
+
+    Otherwise m is a variable.
+    """
     if isinstance(value, Scalar) and isinstance(expected, Scalar) and symbolic.rational(expected.latex) is not None:
         number = single_letter(value.latex)
         return Scalar(number, value.scale, "?") if number is not None else value
@@ -120,7 +130,7 @@ def _hinted(value, expected):
 
 
 def _equal(gold, answer) -> bool:
-    """Whether two answers are equal; both are structures of `reading.py`."""
+    """Check whether two parsed answers (`reading.py`) are equal."""
     gold, answer = _single(gold), _single(answer)
     if isinstance(gold, Equation) or isinstance(answer, Equation):
         return _equations(gold, answer)
@@ -166,7 +176,11 @@ def _unordered(gold: tuple, answer: tuple) -> bool:
 
 
 def _equations(gold, answer) -> bool:
-    """x = 5 is 5, and so is m + n = 5 but not 2x = 5; two equations have the same sides, or one is a multiple."""
+    """Compare equations, or an equation with a value.
+
+    x = 5 and m + n = 5 equal 5, but 2x = 5 does not. Two equations are equal if their sides are, or if one is a
+    multiple of the other.
+    """
     if isinstance(gold, Equation) and isinstance(answer, Equation):
         if squeezed(gold.left) == squeezed(answer.left):
             return _equal(gold.right, answer.right)
@@ -179,14 +193,17 @@ def _equations(gold, answer) -> bool:
 
 
 def _scalars(gold: Scalar, answer: Scalar) -> bool:
-    """By value; a percent sign or degrees in one of them only may stand for the same number or for what they mean."""
+    """Compare expressions by value.
+
+    If only one of them has a percent or degree sign, it may mean the same number or the scaled one.
+    """
     if differ(gold.unit, answer.unit):
         return False
     if gold.scale == answer.scale:
         return symbolic.equal(gold.latex, answer.latex)
     scales = {gold.scale, answer.scale} - {""}
     if len(scales) > 1 or any(one.scale and other.unit for one, other in ((gold, answer), (answer, gold))):
-        return False  # degrees are no percent, and neither is 45 mph
+        return False  # degrees are not percent, and neither is 45 mph
     scale = scales.pop()
     if symbolic.equal(gold.latex, answer.latex):
         value = symbolic.rational(gold.latex)

@@ -1,4 +1,4 @@
-r"""The math data sets: published formats, parts that share nothing, and bad data, which is refused and named."""
+"""The math datasets: published formats, disjoint splits, and errors that name bad data."""
 
 import json
 import logging
@@ -60,7 +60,7 @@ def test_contests_are_for_testing_only(folder, name):
     file = sources.SOURCES[name].test
     write(folder, file, [{"id": 1, "problem": "p", "question": "p", "answer": "1", "final_answer": ["1"]}])
     for part in ("train", "validation"):
-        with pytest.raises(DataError, match=f"{name}.*testing only; for {part}: gsm8k, math, sample"):
+        with pytest.raises(DataError, match=f"{name}.*no {part} split, but must be one of: gsm8k, math, sample"):
             problems(name, part)
 
 

@@ -1,4 +1,4 @@
-r"""Programs as answers: GSM8K's calculations as programs, TinyGSM's rows, and the math task where a program answers."""
+r"""Programs as answers: GSM8K's calculations as programs, TinyGSM's rows, and the math task with programs."""
 
 import json
 import re
@@ -41,7 +41,7 @@ EXPRESSIONS = st.recursive(
 
 
 def by_python(expression):
-    """What Python's own grammar makes of an expression of exact fractions."""
+    """Evaluate an expression of exact fractions with Python's grammar."""
     exact = re.sub(r"\d+\.?\d*|\.\d+", lambda number: f"Fraction('{number[0]}')", expression)
     return Fraction(eval(exact, {"Fraction": Fraction}))
 
@@ -49,14 +49,14 @@ def by_python(expression):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(EXPRESSIONS, min_size=1, max_size=4))
 def test_a_program_computes_what_its_calculations_come_to(expressions):
-    """Steps stand for equal numbers, which changes no result; run with fractions in place of floats."""
+    """Steps replace equal numbers without changing the result; runs with fractions instead of floats."""
     try:
         values = [by_python(e) for e in expressions]
     except ZeroDivisionError:
         with pytest.raises(NoProgram, match="division by zero"):
             reference_program("".join(f"<<{e}=0>>" for e in expressions))
         return
-    # A second calculation reads the first one's result, as solutions do.
+    # The second calculation uses the result of the first, as in solutions.
     whole = [(e, v) for e, v in zip(expressions, values, strict=True) if v >= 0 and v.denominator == 1]
     expressions += [f"{v.numerator}+1" for _, v in whole]
     values += [v + 1 for _, v in whole]
@@ -102,7 +102,7 @@ def test_what_is_no_calculation_is_refused_and_named(text):
 
 @pytest.mark.nightly
 def test_every_row_of_gsm8k():
-    """The counts of docs/math.md."""
+    """The counts are those in docs/math.md."""
     counts = {}
     for part in ("train", "test"):
         rows = from_jsonl(shared_data(f"open/gsm8k_{part}.jsonl.gz"))
@@ -167,7 +167,7 @@ def test_tiny_gsm_rows_become_problems(sandbox, tmp_path, capsys):
     with pytest.raises(DataError, match="tiny.jsonl:2: the field 'code' is empty"):
         programs.tiny_gsm(source)
     source.write_text(json.dumps({"question": "q", "code": 5}) + "\n")
-    with pytest.raises(DataError, match="tiny.jsonl:1: the field 'code' is 5; expected a text"):
+    with pytest.raises(DataError, match="tiny.jsonl:1: the field 'code' is 5, but must be a string"):
         programs.tiny_gsm(source)
 
 
