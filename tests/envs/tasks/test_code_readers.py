@@ -316,7 +316,7 @@ def test_without_its_file_a_data_set_is_the_sample(tmp_path, monkeypatch, caplog
     with caplog.at_level("WARNING"):
         parts = sources.load("mbpp")
     assert parts["train"].fingerprint == sources.load("sample")["train"].fingerprint
-    assert "mbpp: no file mbpp in $MARL_JAX_DATA" in caplog.text and len(caplog.records) == 1
+    assert "mbpp: file mbpp not found in $MARL_JAX_DATA" in caplog.text and len(caplog.records) == 1
 
 
 def test_the_published_files_are_read_whole(data):

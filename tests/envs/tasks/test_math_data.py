@@ -67,7 +67,7 @@ def test_contests_are_for_testing_only(folder, name):
 def test_without_files_the_sample_is_used_and_the_log_says_so(folder, caplog):
     with caplog.at_level(logging.WARNING):
         assert problems("gsm8k", "test") == problems("sample", "test")
-    assert "gsm8k: no file gsm8k_train or gsm8k_test" in caplog.text
+    assert "gsm8k: file gsm8k_train or gsm8k_test not found in" in caplog.text
     assert sum(len(sample.rows(part)) for part in SPLITS) >= 12
 
 
