@@ -35,15 +35,22 @@ from models.weights.load import load
 
 
 class WeightSource(Protocol):
-    """Initial weights of a backbone from another run (`setup/warm_start.py`).
+    """Initial weights of a backbone from another run (`setup/warm_start.py`)."""
 
-    Attributes:
-        lora: Whether that run trained adapters.
-        resumed: Whether the present run already has checkpoints.
-    """
+    @property
+    def lora(self) -> bool:
+        """Whether that run trained adapters."""
+        ...
 
-    lora: bool
-    resumed: bool
+    @property
+    def resumed(self) -> bool:
+        """Whether the present run already has checkpoints."""
+        ...
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Step, model and checksum of the weights, for checkpoints of the present run."""
+        ...
 
     def params(self, backbone: Backbone) -> dict:
         """Return the model's parameters in the backbone's dtype and on its mesh."""
