@@ -1,25 +1,25 @@
-"""How fast the batcher answers requests of real lengths, what it reads and what it holds, as one JSON line per case.
+"""Throughput, prefill and memory of the batcher on realistic requests, as JSON lines.
 
-    python -m benchmarks.batcher --weights=qwen2.5-coder-1.5b.gguf --questions=gsm8k_test.jsonl.gz   # real answers
+    python -m benchmarks.batcher --weights=qwen2.5-coder-1.5b.gguf --questions=gsm8k_test.jsonl.gz   # real questions
     python -m benchmarks.batcher --model=qwen2.5-1.5b                                                # random weights
     python -m benchmarks.batcher --model=tiny --questions-limit=8 --rows=8 --new=24                  # on a CPU
 
 Cases, `--cases=start,greedy,samples,debate,orders`:
 
-start    seconds from constructing the batcher to the first answer, and until every program is compiled or read from
+start    seconds from constructing the batcher to the first completion, and until every program is compiled or read from
          the compilation cache
-greedy   one answer to each question
-samples  `--n` samples of each question
-debate   `--agents` agents answer each question, then answer again with the others' last answers before them, `--turns`
-         times; a conversation grows token by token, and a line is printed for each turn
+greedy   one completion per question
+samples  `--n` samples per question
+debate   `--agents` agents answer each question, then revise their answers `--turns` - 1 times after reading those of
+         the others. Conversations grow token by token, and each turn prints a line.
 orders   `--requests` random requests in three orders and with three memory budgets, with and without fixed shapes: the
-         share of answers that differ from the first run's, and the largest difference of log-probs
+         fraction of completions that differ from those of the first run, and the largest difference of log-probs
 
-`tokens_per_s` counts generated tokens over wall time. `read` are tokens read into pages and `least` the fewest that any
-batcher could read: every distinct beginning once, what was generated included. `host_share` is the part of the time in
-which the host did not wait for the device, an upper bound of how long the device waited for the host. `held_ratio` is
-slots over tokens at the chunk that held most; reusable contexts without a holder are not counted. With random weights,
-questions have 60 to 160 tokens and answers 100 to `--new`, since nothing ends them.
+`tokens_per_s` is generated tokens over wall time. `read` is the number of prefilled tokens, and `least` the minimum for
+any batcher: every distinct prefix once, including generated tokens. `host_share` is the fraction of time in which the
+host did not wait for the device, an upper bound on the time that the device waited for the host. `held_ratio` is slots
+over tokens at the chunk that held the most; reusable contexts without an owner are not counted. With random weights,
+questions have 60 to 160 tokens and completions 100 to `--new`, because no token ends them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OTHERS = "These are the solutions of other agents:\n\n{}\n\nUse them to check yo
 
 
 class Real:
-    """A model with its tokenizer, and questions of a file."""
+    """A model with its tokenizer, and questions from a file."""
 
     def __init__(self, args, dtype):
         self.tokenizer = tokenizers.load(args.weights)
@@ -62,22 +62,25 @@ class Real:
         self.sampling = Sampling(max_new_tokens=args.new, stop_ids=self.tokenizer.stop_ids)
 
     def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
         return list(self.tokenizer.encode(text))
 
     def settings(self, seed: int, temperature: float = 1.0) -> Sampling:
+        """Return sampling settings."""
         return Sampling(temperature, self.sampling.max_new_tokens, self.sampling.stop_ids, seed)
 
     def reply(self, others: list[np.ndarray]) -> list[int]:
-        """What an agent reads behind its own answer."""
+        """Return the ids of the next user message, which quotes the other agents."""
         texts = [self.tokenizer.decode([i for i in answer if i not in self.sampling.stop_ids]) for answer in others]
         return self.encode("\n" + ASK.format(OTHERS.format("\n\n".join(texts))))
 
     def end(self) -> list[int]:
+        """Return the ids that end a truncated completion."""
         return self.encode("<|im_end|>")
 
 
 class Random:
-    """Random weights in a published shape, and questions and answers of usual lengths."""
+    """Random weights of a published shape, with questions and completions of typical lengths."""
 
     def __init__(self, args, dtype):
         model = build(registry.get(args.model).config)
@@ -86,26 +89,30 @@ class Random:
         self.questions = [self._text(self.rng.integers(60, 160)) for _ in range(args.questions_limit)]
 
     def _text(self, n: int) -> list[int]:
+        """Return n random ids."""
         return self.rng.integers(0, self.engine.model.cfg.vocab_size, n).tolist()
 
     def settings(self, seed: int, temperature: float = 1.0) -> Sampling:
+        """Return sampling settings with a random maximum length."""
         rng = np.random.default_rng(seed)
         return Sampling(temperature, int(min(self.most, rng.integers(self.most // 3, self.most * 3 // 2))), (), seed)
 
     def reply(self, others: list[np.ndarray]) -> list[int]:
+        """Return the ids of the next user message, which quotes the other agents."""
         return self._text(30) + [int(i) for answer in others for i in answer]
 
     def end(self) -> list[int]:
+        """Return no ids: completions need no end token."""
         return []
 
 
 def least_read(contexts: list[list[int]], known: list[list[int]]) -> int:
-    """Tokens of distinct beginnings among the contexts that are not beginnings of what is known."""
+    """Return the number of tokens in distinct prefixes that are not yet known."""
     return _distinct(contexts + known) - _distinct(known)
 
 
 def _distinct(contexts: list[list[int]]) -> int:
-    """Nodes of the tree of all beginnings."""
+    """Return the number of nodes in the tree of all prefixes."""
     total, before = 0, []
     for context in sorted(contexts):
         same = next((i for i, (a, b) in enumerate(zip(context, before, strict=False)) if a != b),
@@ -116,7 +123,7 @@ def _distinct(contexts: list[list[int]]) -> int:
 
 
 def run(batcher: Batcher, requests) -> tuple[list, dict]:
-    """All answers, as lists per request, and what it took."""
+    """Serve all requests and return the completions of each, and the figures."""
     before, start, held = batcher.usage, time.perf_counter(), (0, 0)
     numbers = [batcher.submit(*request) for request in requests]
     answers = {}
@@ -137,7 +144,10 @@ def run(batcher: Batcher, requests) -> tuple[list, dict]:
 
 
 def debate(batcher: Batcher, data, agents: int, turns: int, known: list[list[int]], out) -> None:
-    """Turn after turn, each as one batch of requests; `known` is what was read before."""
+    """Run a debate turn by turn, each as one batch of requests.
+
+    `known` are the contexts that were prefilled before.
+    """
     chats = [[list(q) for _ in range(agents)] for q in data.questions]
     for turn in range(turns):
         flat = [chat for group in chats for chat in group]
@@ -153,7 +163,7 @@ def debate(batcher: Batcher, data, agents: int, turns: int, known: list[list[int
 
 
 def orders(engine: Engine, rows: int, count: int, out) -> None:
-    """The same requests in several orders and with less and less memory."""
+    """Serve the same requests in several orders and with less and less memory."""
     rng, vocab, length = np.random.default_rng(1), engine.model.cfg.vocab_size, 512
     stems = [rng.integers(0, vocab, rng.integers(8, 200)).tolist() for _ in range(max(count // 20, 1))]
     requests = []
@@ -165,9 +175,9 @@ def orders(engine: Engine, rows: int, count: int, out) -> None:
         for order, budget in ((1, rows * length), (-1, rows * length // 4), (0, 4 * length)):
             number = {1: range(count), -1: range(count)[::-1], 0: rng.permutation(count).tolist()}[order]
             batcher = Batcher(engine, rows=rows, max_length=length, fixed_shapes=fixed, cache_tokens=budget)
-            found, figures = run(batcher, [requests[i] for i in number])
+            completions, figures = run(batcher, [requests[i] for i in number])
             answers = [None] * count
-            for i, answer in zip(number, found, strict=True):
+            for i, answer in zip(number, completions, strict=True):
                 answers[i] = answer[0]
             expected = expected or answers
             same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(answers, expected, strict=True)]
@@ -181,11 +191,12 @@ def orders(engine: Engine, rows: int, count: int, out) -> None:
 
 
 def main():
+    """Run the cases and print their JSON lines."""
     gpu = jax.default_backend() == "gpu"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen2.5-1.5b" if gpu else "tiny")
-    parser.add_argument("--weights", default="", help="a GGUF file or a folder; its questions are then real ones")
-    parser.add_argument("--questions", default="", help="JSONL with a field `question`")
+    parser.add_argument("--model", default="qwen2.5-1.5b" if gpu else "tiny", help="Shape for random weights")
+    parser.add_argument("--weights", default="", help="GGUF file or folder of a model; needs --questions")
+    parser.add_argument("--questions", default="", help="JSONL file with the field `question`")
     parser.add_argument("--questions-limit", type=int, default=400)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--max-length", type=int, default=2560)
@@ -193,13 +204,13 @@ def main():
     parser.add_argument("--n", type=int, default=9)
     parser.add_argument("--agents", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=2000, help="of the case orders")
+    parser.add_argument("--requests", type=int, default=2000, help="Number of requests in the case orders")
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--chunk", type=int, default=16)
     parser.add_argument("--memory-frac", type=float, default=0.6)
     parser.add_argument("--fixed-shapes", action="store_true")
     parser.add_argument("--cases", default="start,greedy,samples,debate")
-    parser.add_argument("--out", default="", help="file to add the lines to")
+    parser.add_argument("--out", default="", help="File to append the lines to")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     dtype = jnp.bfloat16 if gpu else jnp.float32

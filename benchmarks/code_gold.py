@@ -1,13 +1,13 @@
-"""Gold solutions through the readers and the grading of the task `code`: how many pass, as JSON lines.
+"""Pass rates of gold solutions in the task `code`, as JSON lines.
 
-    MARL_JAX_DATA=../shared/data python -m benchmarks.code_gold                  # every data set with solutions
+    MARL_JAX_DATA=../shared/data python -m benchmarks.code_gold                  # all datasets with solutions
     MARL_JAX_DATA=../shared/data python -m benchmarks.code_gold mbpp humaneval
 
-Every problem of a file is read, its solution is written into an answer, the program is extracted from that, and all
-hidden tests are run. CRUXEval's answers are its published assertions. `known` are ids that are known to fail; a line
-with other failures makes the exit status 1. `cpu` has the CPU seconds that a solution needs for its tests, of which
-`--tests` are used: median, 99 %, most, and the ids above one second; 0 where tests are inputs or nothing is run. How
-fast the sandbox is by itself: `python -m benchmarks.sandbox`.
+Every problem of a file is read, its solution is put into a completion, the program is extracted from it, and all hidden
+tests are run. For CRUXEval, completions are its published assertions. `known` lists ids that are known to fail. Other
+failures set the exit status to 1. `cpu` has the CPU seconds that a solution needs for its tests (at most `--tests`):
+median, 99th percentile, maximum, and the ids above one second. It is 0 if tests are inputs or nothing is run.
+`python -m benchmarks.sandbox` measures the speed of the sandbox itself.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from envs.tasks.scripted import play
 
 NAMES = ("mbpp", "mbpp_sanitized", "mbpp_plus", "humaneval", "cruxeval_output", "cruxeval_input", "quixbugs")
 KNOWN = {
-    "quixbugs": ("knapsack", "levenshtein"),  # exponential: they need more than any limit
+    "quixbugs": ("knapsack", "levenshtein"),  # exponential: they exceed any limit
     "mbpp_plus": ("164", "295"),  # the published assertions and the published solution disagree
 }
 
 
 used = threading.local()
-"""`cpu`: seconds of the longest program that this thread has run since it was set to 0."""
+"""`cpu`: CPU seconds of the longest program of this thread since it was set to 0."""
 _result = worker._result
 
 
 def note_cpu(answer: dict, *args) -> SandboxResult:
-    """Takes the place of what makes results of a worker's answers."""
+    """Record the CPU time of a worker's reply, in place of `worker._result`."""
     used.cpu = max(getattr(used, "cpu", 0.0), answer["cpu"])
     return _result(answer, *args)
 
 
 def passes(sandbox: Sandbox, row: Row, seconds: float, tests: int) -> str:
-    """ "" if the row's own solution passes, or what went wrong."""
+    """Return an empty string if the solution of a row passes, and the problem otherwise."""
     if row["predict"]:
         task = Code(dataset=f"cruxeval_{row['predict']}", form="single")
         [test] = row["tests"]
@@ -62,7 +62,7 @@ def passes(sandbox: Sandbox, row: Row, seconds: float, tests: int) -> str:
 
 
 def check(name: str, sandbox: Sandbox, at_once: int, seconds: float, tests: int) -> dict:
-    """One data set."""
+    """Return the figures of one dataset."""
     rows = sources.read(name)
     if rows is None:
         return {"dataset": name, "error": "its file is not in $MARL_JAX_DATA"}
@@ -70,6 +70,7 @@ def check(name: str, sandbox: Sandbox, at_once: int, seconds: float, tests: int)
     began = time.monotonic()
 
     def one(row: Row) -> tuple[str, float]:
+        """Return the problem with a solution and its CPU seconds."""
         used.cpu = 0.0
         return passes(sandbox, row, seconds, tests), used.cpu
 
@@ -87,11 +88,12 @@ def check(name: str, sandbox: Sandbox, at_once: int, seconds: float, tests: int)
 
 
 def main() -> int:
+    """Check all datasets and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=NAMES, help=f"of {', '.join(sources.SOURCES)}")
-    parser.add_argument("--at_once", type=int, default=0, help="problems at a time; 0: twice the sandbox's workers")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of CPU time for all calls of a program")
-    parser.add_argument("--tests", type=int, default=0, help="of a problem at most; 0: all")
+    parser.add_argument("names", nargs="*", default=NAMES, help=f"Datasets, among: {', '.join(sources.SOURCES)}")
+    parser.add_argument("--at_once", type=int, default=0, help="Number of concurrent problems; 0: two per worker")
+    parser.add_argument("--seconds", type=float, default=12.0, help="CPU seconds for all calls of a program")
+    parser.add_argument("--tests", type=int, default=0, help="Maximum number of tests per problem; 0: all")
     args = parser.parse_args()
     worker._result = note_cpu
     sandbox, status = shared_sandbox(), 0

@@ -1,14 +1,14 @@
-"""CPU time of grading answers with programs and test cases, of all processes together, as JSON lines.
+"""CPU time of grading completions with programs and test cases, as JSON lines.
 
     MARL_JAX_DATA=../shared/data python -m benchmarks.code_grading --answers=300
 
-An answer has a solution of MBPP, or a program made from it that goes wrong, and its tests as the agent's own cases, up
-to `--cases` of them. It is graded as in a run of the form `single`: `envs.tasks.code.calls.tried` on the gold tests and
-on the cases, in this process, with a sandbox of its own. One line for each kind of program:
+A completion has a solution of MBPP, or a broken variant of it, and up to `--cases` of its tests as the agent's own test
+cases. It is graded as in a run of the form `single`: `envs.tasks.code.calls.tried` on the gold tests and on the cases,
+in this process with a separate sandbox. Each kind of program has a line:
 
-    cpu_ms   user and system time per answer of this process and of the sandbox's, start of workers not included
-    started  processes and threads per answer that were started meanwhile, by others on the machine too
-    passed   the share of answers whose program passes its gold tests
+    cpu_ms   user and system time per completion of this process and the sandbox, excluding the start of workers
+    started  processes and threads started per completion, including those of other programs on the machine
+    passed   fraction of completions with a program that passes its gold tests
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def spent() -> float:
-    """CPU seconds of this process and all below it, with those that they have waited for."""
+    """Return the CPU seconds of this process and its descendants, including finished ones."""
     own = sum(os.times()[:2])
     for pid in descendants(os.getpid()):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -46,48 +46,48 @@ def spent() -> float:
 
 
 def started() -> int:
-    """Processes and threads of this machine since it was booted."""
+    """Return the number of processes and threads that this machine has started since boot."""
     lines = Path("/proc/stat").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("processes "))
 
 
 def answer(row: Row, cases: int) -> str:
-    """The text of an answer's test cases: the gold tests, repeated."""
+    """Return a completion's test cases: the gold tests, repeated."""
     lines = [f"assert {test['call']} == {test['expect']}" for test in row["tests"] if "expect" in test]
     return "```tests\n" + "\n".join((lines * cases)[:cases]) + "\n```"
 
 
 def has_cases(row: Row) -> bool:
-    """Whether its tests can be written as an agent's cases."""
+    """Return whether the tests of a row can be written as an agent's test cases."""
     return bool(calls.cases_in(answer(row, 1), row["entry_point"], 1)["tests"])
 
 
 def measure(kind: str, rows: list[Row], cases: int, seconds: float) -> dict:
-    """One line."""
+    """Return the figures of one kind of program."""
     settings = shared_sandbox().settings
     jobs = [(calls.needed(row), KINDS[kind](row), some_tests(row, 8), answer(row, cases)) for row in rows]
     same_sandbox(settings).run_sync("")
     before, first, began = spent(), started(), time.perf_counter()
-    found = [
+    reports = [
         calls.tried(settings, row, program, tests, text, cases, seconds) for row, program, tests, text in jobs
     ]  # fmt: skip
-    n = len(found)
+    n = len(reports)
     return {
         "kind": kind, "answers": n, "cpu_ms": round((spent() - before) / n * 1e3, 2),
         "wall_ms": round((time.perf_counter() - began) / n * 1e3, 2), "started": round((started() - first) / n, 1),
-        "tests": round(sum(len(report["tests"]) for one in found for report in (one["gold"], one["kept"])) / n, 1),
-        "passed": round(sum(one["gold"]["passed"] for one in found) / n, 3), "load": round(os.getloadavg()[0], 1),
+        "tests": round(sum(len(report["tests"]) for one in reports for report in (one["gold"], one["kept"])) / n, 1),
+        "passed": round(sum(one["gold"]["passed"] for one in reports) / n, 3), "load": round(os.getloadavg()[0], 1),
     }  # fmt: skip
 
 
 def main():
-    """Parse the options and measure."""
+    """Parse the options and measure all kinds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--answers", type=int, default=300)
-    parser.add_argument("--cases", type=int, default=5, help="own test cases of an answer")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of CPU time for a program")
+    parser.add_argument("--answers", type=int, default=300, help="Number of completions")
+    parser.add_argument("--cases", type=int, default=5, help="Number of test cases per completion")
+    parser.add_argument("--seconds", type=float, default=1.0, help="CPU seconds per program")
     args = parser.parse_args()
-    worker.MAX_PROGRAMS = 1 << 30  # a worker that is replaced takes its CPU time with it
+    worker.MAX_PROGRAMS = 1 << 30  # the CPU time of a replaced worker would be lost
     rows = [row for row in sources.load("mbpp")["train"] if row["entry_point"] and has_cases(row)]
     rows = [rows[n % len(rows)] for n in range(args.answers)]
     for kind in KINDS:

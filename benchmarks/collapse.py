@@ -1,22 +1,23 @@
-"""A toy policy on which GRPO collapses, trained by the real learner; prints which remedies hold.
+"""A toy policy on which GRPO collapses, to compare remedies in the real learner.
 
     python -m benchmarks.collapse
     python -m benchmarks.collapse --variants off default --rates 0.25 --seeds 10
 
-The policy writes 40 tokens, each from a vocabulary of 12, and is rewarded if all of them are right. A frozen base gets
-5 % of its completions right. A LoRA adapter of rank 16 on features that the 40 positions share learns the rest, so a
-step that lowers the probability of one token also changes the other 39. Only the forward pass is a toy: advantages,
-loss, minibatches, guard and optimizer are those of `modes.train.learn_step`. A batch has 16 groups of 8 completions.
+The policy generates 40 tokens from a vocabulary of 12 and is rewarded if all of them are right. A frozen base gets 5 %
+of its completions right. A LoRA adapter of rank 16 on features that the 40 positions share learns the rest, so a step
+that lowers the probability of one token also changes the other 39. Only the forward pass is a toy: advantages, loss,
+minibatches, guard and optimizer are those of `marl_jax.learning.learn_step`. A batch has 16 groups of 8 completions.
 
-0.05 is a safe learning rate; the default rates are 1, 4 and 10 times as high. A JSON line for each variant and rate
-holds three figures over the seeds, the lowest, the median and the highest:
+0.05 is a safe learning rate; the default rates are 1, 4 and 10 times as high. A JSON line for each variant and rate has
+the minimum, median and maximum over the seeds of:
 
 after_95      lowest success after it first reached 95 %
 last_20       mean success of the last 20 updates
 updates_to_95 updates until success first reached 95 %
 rejected      updates that the guard rejected
 
-Success is the exact probability of a right completion, not a sampled share. `reached_95` counts the seeds that did.
+Success is the exact probability of a right completion, not a sampled fraction. `reached_95` is the number of seeds that
+reached 95 %.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ FIRST_SUCCESS = 0.05
 SAFE_RATE = 0.05
 
 QUICK = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
-"""Compiler options: a run computes little, so compilation would take most of its time."""
+"""Compiler options for fast compilation, which would otherwise take most of the time."""
 
 OFF = dict(minibatch_groups=False, signal_frac=0.0, guard="off")
-"""Settings of the algorithm that switch off every remedy."""
+"""Settings of the algorithm that disable every remedy."""
 
 VARIANTS = {
     "off": OFF,
@@ -73,9 +74,11 @@ VARIANTS = {
 class Toy(NamedTuple):
     """A frozen base with the interface of `models.model.Model` that `agents.scoring` needs.
 
-    features  float32 [TOKENS, FEATURES], of unit length, with a part that all positions share
-    logits    float32 [TOKENS, VOCABULARY] of the base
-    right     int32 [TOKENS]
+    Attributes:
+        features: float32 [TOKENS, FEATURES], of unit length, with a part that all positions share.
+        logits: float32 [TOKENS, VOCABULARY] of the base.
+        right: int32 [TOKENS], the right tokens.
+        cfg: Config with the field that scoring reads.
     """
 
     features: jax.Array
@@ -84,14 +87,14 @@ class Toy(NamedTuple):
     cfg: types.SimpleNamespace = types.SimpleNamespace(tie_embeddings=False)
 
     def forward(self, params: dict, tokens: jax.Array, *, adapters: lora.Lora, **_) -> tuple[jax.Array, None]:
-        """Return the logits of all positions as hidden states [N, TOKENS, VOCABULARY]; the head is the identity."""
+        """Return the logits as hidden states [N, TOKENS, VOCABULARY]; the head is the identity."""
         adapter = jax.tree.map(lambda x: x[0], adapters.adapters["head"])
         logits = self.logits + lora.delta(self.features[None], adapter, adapters.row_weights()[:1])
         return jnp.broadcast_to(logits, (len(tokens), TOKENS, VOCABULARY)), None
 
 
 def make_toy(key: jax.Array) -> Toy:
-    """Draw features, right tokens and a base that gets a share `FIRST_SUCCESS` of its completions right."""
+    """Draw features, right tokens and a base with success rate `FIRST_SUCCESS`."""
     keys = jax.random.split(key, 4)
     features = jax.random.normal(keys[0], (TOKENS, FEATURES)) + jax.random.normal(keys[1], (FEATURES,))
     features /= jnp.linalg.norm(features, axis=1, keepdims=True)
@@ -108,9 +111,9 @@ def as_samples(completions: jax.Array, logps: jax.Array, rewards: jax.Array) -> 
     """Build samples as a host rollout does, with one completion in each row.
 
     Args:
-      completions: int32 [N, TOKENS], the members of a group in consecutive rows.
-      logps: float32 [TOKENS, VOCABULARY], of the policy that sampled them.
-      rewards: float32 [N].
+        completions: int32 [N, TOKENS], the members of a group in consecutive rows.
+        logps: float32 [TOKENS, VOCABULARY], of the policy that sampled them.
+        rewards: float32 [N].
     """
     n = len(completions)
     row = jnp.arange(n)[:, None]
@@ -132,12 +135,13 @@ def as_samples(completions: jax.Array, logps: jax.Array, rewards: jax.Array) -> 
 class Learner:
     """The learner of a run with the toy as its only model.
 
-    policy  the toy with one adapter
-    states  train states before the first update
+    Attributes:
+        policy: The toy with one adapter.
+        states: Train states before the first update.
     """
 
     def __init__(self, toy: Toy, key: jax.Array, lr: float, updates: int, **algo):
-        """Make a learner at a constant learning rate; `algo` are changes to GRPO's default settings."""
+        """Build a learner with a constant learning rate; `algo` overrides settings of GRPO."""
         config = defaults.get_config()
         config.steps, config.algo = updates, algorithms.grpo(GROUP_SIZE, **dict(minibatches=2) | algo)
         config.optim.update(dict(lr=lr, schedule="constant"))
@@ -172,7 +176,7 @@ class Learner:
 
 
 class Curves(NamedTuple):
-    """Figures of every update, float32 [seeds, updates]; success is that before the update."""
+    """Figures of every update, float32 [seeds, updates]; success is before the update."""
 
     success: jax.Array
     informative: jax.Array
@@ -180,7 +184,7 @@ class Curves(NamedTuple):
 
 
 def train(lr: float, seeds: Sequence[int], updates: int = 150, **algo) -> Curves:
-    """Train the toy at a learning rate, with changes to the algorithm's settings, once for each seed."""
+    """Train the toy once per seed with overrides of the algorithm's settings."""
 
     def run(key: jax.Array) -> Curves:
         toy = make_toy(jax.random.fold_in(key, 0))
@@ -202,19 +206,19 @@ def train(lr: float, seeds: Sequence[int], updates: int = 150, **algo) -> Curves
 
 
 def updates_to_95(success: np.ndarray) -> int | None:
-    """Return the first update, counted from 0, before which success is at least 95 %."""
+    """Return the number of updates until success reaches 95 %, or None."""
     reached = np.flatnonzero(success >= 0.95)
     return int(reached[0]) if len(reached) else None
 
 
 def after_95(success: np.ndarray) -> float | None:
-    """Return the lowest success after it first reached 95 %."""
+    """Return the lowest success after it first reached 95 %, or None."""
     first = updates_to_95(success)
     return None if first is None else float(np.min(success[first:]))
 
 
 def spread(values: list[float | None]) -> list[float] | None:
-    """Return the lowest, median and highest of the values that exist."""
+    """Return the minimum, median and maximum of the values that are not None."""
     values = [x for x in values if x is not None]
     return [round(float(f(values)), 2) for f in (np.min, np.median, np.max)] if values else None
 
@@ -222,11 +226,11 @@ def spread(values: list[float | None]) -> list[float] | None:
 def main() -> None:
     """Print a JSON line for each variant and rate."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="Variants to train.")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="Variants to train")
     rates = [SAFE_RATE, 4 * SAFE_RATE, 10 * SAFE_RATE]
-    parser.add_argument("--rates", nargs="+", type=float, default=rates, help="Learning rates.")
-    parser.add_argument("--seeds", type=int, default=5, help="Number of seeds, counted from 0.")
-    parser.add_argument("--updates", type=int, default=150, help="Number of updates.")
+    parser.add_argument("--rates", nargs="+", type=float, default=rates, help="Learning rates")
+    parser.add_argument("--seeds", type=int, default=5, help="Number of seeds, starting at 0")
+    parser.add_argument("--updates", type=int, default=150, help="Number of updates")
     args = parser.parse_args()
     for lr in args.rates:
         for variant in args.variants:

@@ -1,11 +1,11 @@
-"""How fast the batcher decodes on a CPU, beside `transformers.generate` in the same run, as one JSON line per case.
+"""Decoding speed of the batcher on a CPU compared with `transformers`, as JSON lines.
 
-    python -m benchmarks.cpu                                  # SmolLM2-135M, 1 and 8 rows, 256 and 2,560 tokens at most
+    python -m benchmarks.cpu                                  # SmolLM2-135M, 1 and 8 rows, at most 256 and 2,560 tokens
     python -m benchmarks.cpu --rows=8 --lengths=2560 --peer=0
 
-Random weights in float32; every row reads `--prompt` tokens and writes `--new`. Runs of both alternate, and the median
-of `--repeats` is reported: `tokens_per_s` over decoding and reading, and its ratio to the peer's, which has a dynamic
-cache. The peer needs torch, which this project does not.
+Weights are random, in float32. Every row has a prompt of `--prompt` tokens and generates `--new` tokens. Runs of both
+alternate, and the median of `--repeats` is reported: `tokens_per_s` including prefill, and its ratio to that of
+`transformers.generate` with a dynamic cache. The comparison needs torch, which the project itself does not.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from models.model import build
 
 
 def batcher_run(engine: Engine, rows: int, length: int, prompts: list[list[int]], new: int):
-    """A function that answers all prompts, with everything compiled."""
+    """Return a function that completes all prompts, after compiling everything."""
     batcher = Batcher(engine, rows=rows, max_length=length)
 
     def run(seed: int) -> None:
         for i, prompt in enumerate(prompts):
-            shifted = [(token + seed) % 1000 for token in prompt]  # so that nothing is found again
+            shifted = [(token + seed) % 1000 for token in prompt]  # so that no prefix is reused
             batcher.submit(shifted, Sampling(max_new_tokens=new, seed=i))
         batcher.run()
 
@@ -39,7 +39,7 @@ def batcher_run(engine: Engine, rows: int, length: int, prompts: list[list[int]]
 
 
 def transformers_run(name: str, prompts: list[list[int]], new: int):
-    """The same with `transformers`, on as many threads as XLA has."""
+    """Return the same for `transformers`, with as many threads as XLA has."""
     import torch
     import transformers
 
@@ -61,6 +61,7 @@ def transformers_run(name: str, prompts: list[list[int]], new: int):
 
 
 def main():
+    """Run all cases and print their JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--rows", default="1,8")
@@ -68,7 +69,7 @@ def main():
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--peer", type=int, default=1, help="0 leaves transformers out")
+    parser.add_argument("--peer", type=int, default=1, help="Set to 0 to skip transformers")
     args = parser.parse_args()
     model = build(registry.get(args.model).config)
     engine = Engine(model, random_params(model, jnp.float32), dtype=jnp.float32)

@@ -1,4 +1,4 @@
-"""How fast one decoding step of attention is on a GPU, as one JSON line per kernel and shape.
+"""Speed of one decode step of attention on a GPU, as JSON lines.
 
     python -m benchmarks.decode_attention
     python -m benchmarks.decode_attention --models=qwen2.5-1.5b --rows=256 --lengths=400 --kernels=mosaic,cudnn
@@ -6,14 +6,14 @@
 Every kernel rotates the queries and the new key, writes the new key and value to the cache, and attends.
 
     triton        `models.decode_kernel` on a contiguous cache
-    triton_paged  the same on pages, where it takes a page table
-    cudnn         cuDNN's paged attention, with rotation and writing left to XLA
+    triton_paged  the same with a page table
+    cudnn         cuDNN's paged attention, with rotation and writes by XLA
     mosaic        `models.mosaic_decode`
 
-`us` is the time per call: many calls in one program, which go round several caches so that none is still in L2; median
-of several runs. `gb_per_s` counts the filled keys and values read once, and `share` is that over the copy bandwidth
-measured on an H200. `diff` is the largest difference to attention in float32 over a few rows, and `miswritten` counts
-elements of the cache that are not what they should be.
+`us` is the time per call, the median of several runs of a program with many calls that cycle through several caches, so
+that none stays in L2. `gb_per_s` counts the filled keys and values read once, and `share` is that over the measured
+copy bandwidth of an H200. `diff` is the largest difference from attention in float32 over a few rows, and `miswritten`
+is the number of wrong elements in the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import numpy as np
 
 from models.decode_kernel import decode_attention as triton_attention
 
-BYTES_PER_S = 4.3e12  # one H200, measured: copy of a large array
+BYTES_PER_S = 4.3e12  # copy bandwidth measured on one H200
 MODELS = {"qwen2.5-0.5b": (14, 2, 64), "qwen2.5-1.5b": (12, 2, 128), "smollm2-135m": (9, 3, 64)}  # N, K, H
 SLOTS = 2048  # the longest row
 CACHES, ROUNDS, REPEATS = 3, 30, 5
@@ -39,7 +39,7 @@ CHECKED = 4  # rows compared with float32
 
 
 class Case(NamedTuple):
-    """A kernel on a shape; `page` slots to a page, SLOTS for a contiguous cache."""
+    """A kernel and a shape; `page` is the page size, or SLOTS if contiguous."""
 
     kernel: str
     model: str
@@ -48,17 +48,18 @@ class Case(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
+        """(N, K, H) of the model."""
         return MODELS[self.model]
 
     @property
     def pool(self) -> tuple[int, ...]:
-        """The shape of the cache; cuDNN takes no fewer pages than rows × pages in the longest row."""
+        """Shape of the cache; cuDNN needs at least rows × pages of the longest row."""
         _, kv, size = self.sizes
         return self.rows * SLOTS // self.page, self.page, kv, size
 
 
 class Step(NamedTuple):
-    """What a step is given beside the cache."""
+    """The inputs of a step other than the cache."""
 
     qkv: jax.Array
     cos: jax.Array
@@ -69,21 +70,25 @@ class Step(NamedTuple):
 
 
 def rotate(x, cos, sin):
+    """Apply rotary positions."""
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, None], sin[:, None]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
 def triton(step: Step, k, v, heads, table=None):
+    """Attend with the Triton kernel."""
     options = {} if table is None else {"table": table}
     return triton_attention(step.qkv, step.cos, step.sin, k, v, step.starts, step.going, heads=heads, **options)
 
 
 def triton_paged(step: Step, k, v, heads):
+    """Attend with the Triton kernel and a page table."""
     return triton(step, k, v, heads, step.table)
 
 
 def mosaic(step: Step, k, v, heads, **options):
+    """Attend with the Mosaic kernel."""
     from models.mosaic_decode import decode_attention
 
     inputs = step.qkv, step.cos, step.sin, k, v, step.starts, step.going
@@ -91,6 +96,7 @@ def mosaic(step: Step, k, v, heads, **options):
 
 
 def cudnn(step: Step, k, v, heads):
+    """Attend with cuDNN."""
     from jax._src.cudnn.fused_attention_stablehlo import MaskType, paged_attention
 
     page, kv, size = k.shape[1:]
@@ -114,9 +120,12 @@ KERNELS = {
 
 
 def program(case: Case):
-    """Steps on several caches in turn, ROUNDS times: (step, flat caches) -> (output on the first, sum, caches)."""
+    """Return a program that steps on several caches in turn, ROUNDS times.
+
+    It maps (step, flat caches) to (output on the first cache, sum of outputs, caches).
+    """
     heads, _, size = case.sizes
-    attend = jax.jit(functools.partial(KERNELS[case.kernel], heads=heads))  # traced once, not once per cache
+    attend = jax.jit(functools.partial(KERNELS[case.kernel], heads=heads))  # traced once rather than once per cache
 
     def run(step: Step, caches):
         def one(_, carry):
@@ -126,7 +135,7 @@ def program(case: Case):
                 out, *new = attend(step, *(x.reshape(case.pool) for x in flat))
                 outs.append(out)
                 after.append(tuple(x.reshape(-1) for x in new))
-            return outs[0], total + sum(outs), tuple(after)  # the sum, so that no call is left out
+            return outs[0], total + sum(outs), tuple(after)  # the sum prevents that calls are optimized away
 
         zero = jnp.zeros((case.rows, heads, size), step.qkv.dtype)
         out, total, caches = jax.lax.fori_loop(0, ROUNDS, one, (zero, zero, caches))
@@ -136,7 +145,7 @@ def program(case: Case):
 
 
 def make_step(case: Case, length: int) -> Step:
-    """A random step of rows of `length` tokens, give or take a quarter."""
+    """Return a random step for rows of `length` tokens, plus or minus a quarter."""
     heads, kv, size = case.sizes
     rng = np.random.default_rng(length)
     angles = jnp.asarray(rng.uniform(0, 6, (case.rows, size // 2)), jnp.float32)
@@ -154,20 +163,20 @@ def make_step(case: Case, length: int) -> Step:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def draw(count: int, size: int):
-    """`count` caches of `size` elements, flat, keys and values."""
+    """Return `count` random flat caches of `size` elements, keys and values."""
     keys = jax.random.split(jax.random.key(0), 2 * count)
     drawn = [jax.random.normal(key, (size,), jnp.bfloat16) for key in keys]
     return tuple(zip(drawn[::2], drawn[1::2], strict=True))
 
 
 def check(case: Case, step: Step, before, out, after) -> dict:
-    """The output of some rows against float32, and the whole cache against what should have been written."""
+    """Compare some outputs with float32, and the complete cache with the expected one."""
     heads, kv, size = case.sizes
     turned = rotate(step.qkv[:, : heads + kv], step.cos, step.sin)
     owner = jnp.take_along_axis(step.table, step.starts[:, None] // case.page, axis=1)[:, 0]
     new = turned[:, heads:], step.qkv[:, heads + kv :]
     pools = [x.reshape(case.pool).at[owner, step.starts % case.page].set(y) for x, y in zip(before, new, strict=True)]
-    rounding = 1 / 100  # fused products may round the other way
+    rounding = 1 / 100  # fused products may round differently
     wrong = sum(
         jnp.sum(~(jnp.abs(x.reshape(-1) - y) <= rounding * (1 + jnp.abs(y)))) for x, y in zip(pools, after, strict=True)
     )
@@ -184,7 +193,7 @@ def check(case: Case, step: Step, before, out, after) -> dict:
 
 
 def measure(case: Case, length: int, compiled) -> dict:
-    """Runs a compiled program: what it got wrong, and how long a call takes."""
+    """Run a compiled program and return its errors and its time per call."""
     _, kv, size = case.sizes
     step = make_step(case, length)
     caches = draw(CACHES, int(np.prod(case.pool)))
@@ -203,17 +212,22 @@ def measure(case: Case, length: int, compiled) -> dict:
 
 
 def compile_case(case: Case, length: int):
+    """Compile the program of a case."""
     flat = jax.ShapeDtypeStruct((int(np.prod(case.pool)),), jnp.bfloat16)
     step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make_step(case, length))
     return program(case).lower(step, ((flat, flat),) * CACHES).compile()
 
 
 def report(**figures):
+    """Print a JSON line."""
     print(json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in figures.items()}), flush=True)
 
 
 def main(argv=None) -> None:
-    """Compiles all cases at once, then measures one after the other; a case that fails is reported with its error."""
+    """Compile all cases concurrently, then measure them one after the other.
+
+    A case that fails is reported with its error.
+    """
     split = lambda kind: lambda text: [kind(x) for x in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=split(str), default=list(MODELS))
@@ -221,7 +235,7 @@ def main(argv=None) -> None:
     parser.add_argument("--lengths", type=split(int), default=[400, 1500])
     parser.add_argument("--pages", type=split(int), default=[16, 32])
     parser.add_argument("--kernels", type=split(str), default=["triton", "triton_paged", "cudnn", "mosaic"])
-    parser.add_argument("--seconds", type=float, default=85, help="cases not begun by then are left out")
+    parser.add_argument("--seconds", type=float, default=85, help="Time limit in seconds for starting cases")
     args = parser.parse_args(argv)
     begun = time.perf_counter()
     cases = [
@@ -239,9 +253,9 @@ def main(argv=None) -> None:
             left = args.seconds - (time.perf_counter() - begun)
             try:
                 if left < 0:
-                    raise TimeoutError(f"not begun within {args.seconds:.0f} seconds")
+                    raise TimeoutError(f"not started within {args.seconds:.0f} seconds")
                 report(**case._asdict(), length=length, **measure(case, length, future.result(timeout=left)))
-            except Exception as error:  # whatever a backend raises: it is reported, and the others are measured
+            except Exception as error:  # report any error of a backend and continue with the other cases
                 text = f"{type(error).__name__}: {error}".splitlines()[0]
                 report(**case._asdict(), length=length, error=text[:300])
     pool.shutdown(wait=False, cancel_futures=True)

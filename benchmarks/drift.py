@@ -1,30 +1,30 @@
-r"""Whether what is trained on is what was sampled, token by token, where agents of frameworks ask over HTTP.
+r"""A check that training uses exactly the sampled tokens when agent frameworks call over HTTP.
 
     python -m benchmarks.drift --frameworks=openai --turns=500
     python -m benchmarks.drift --frameworks=openai,autogen,langgraph,llamaindex,ag2 --turns=10000 \
         --python=autogen:ENVIRONMENT/bin/python --python=ag2:ENVIRONMENT/bin/python …
 
 Sessions of unmodified clients (`benchmarks/drift_clients.py`: OpenAI's SDK, AutoGen, LangGraph, LlamaIndex, AG2), with
-and without tools and streaming, over the chat templates of Qwen2.5, Qwen3, LLaMA 3 and SmolLM2. In each session several
-agents take turns. A small random model answers; some answers are written for it, so that tools are called and thoughts
-are thought. Its tokenizer merges letters that the model writes one by one, so tokenising a text again would give other
-ids.
+and without tools and streaming, use the chat templates of Qwen2.5, Qwen3, LLaMA 3 and SmolLM2. In each session several
+agents take turns. A small random model generates the completions. Some completions are scripted, so that there are tool
+calls and thoughts. The tokenizer merges letters that the model generates one by one, so tokenizing a text again would
+give other ids.
 
-One JSON line per framework:
+Each framework has a JSON line:
 
-turns          answers that were given
-tool_calls     of these, answers that called tools
-drift          tokens of answers that are not in the samples exactly as sampled: behind the same ids, with the same
+turns          number of completions
+tool_calls     number of completions with tool calls
+drift          tokens of completions that are not in the samples exactly as sampled: after the same ids, with the same
                log-probs, once
-extra          tokens of answers in the samples that were never sampled
-retokenised    turns whose prompt would have had other ids if its text had been tokenised again
-rendered       turns whose prompt reads other than the whole conversation under the template. Spaces, thoughts and
-               control tokens in answers are left out, and so are LLaMA 3's calls of tools, which the model and the
-               template write in different ways
-merged         calls that continue a conversation, as a share of those that an ideal merge would continue
-logp_diff      the largest difference between the learner's log-probs and the recorded ones
+extra          tokens of completions in the samples that were never sampled
+retokenised    turns with a prompt that would have had other ids if its text had been tokenized again
+rendered       turns with a prompt that differs from the conversation rendered by the template. Spaces, thoughts and
+               control tokens in completions are ignored, and so are LLaMA 3's tool calls, which the model and the
+               template write differently
+merged         calls that continue a conversation, as a fraction of those that an ideal merge would continue
+logp_diff      largest difference between the learner's log-probs and the recorded ones
 
-Exits with 1 if anything drifted, was rendered differently, or less than 0.95 was merged.
+The exit status is 1 if anything drifted or was rendered differently, or if less than 0.95 was merged.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ LEAST_MERGED, LARGEST_DIFF = 0.95, 1e-4
 
 @functools.cache
 def tokenizer_of(template: str) -> Tokenizer:
-    """Bytes, some pairs of letters and the control tokens of all templates; one of them writes the prompts."""
+    """Return a tokenizer with the chat template `template`.
+
+    Its tokens are bytes, some pairs of letters, and the control tokens of all templates.
+    """
     tokens = [*byte_characters(), *MERGES, *SPECIAL]
     types = [NORMAL] * (256 + len(MERGES)) + [CONTROL] * len(SPECIAL)
     rust = byte_level_bpe(tokens, types, merges=[tuple(pair) for pair in MERGES], pre="whole")
@@ -104,20 +107,26 @@ CONFIG = ModelConfig(
 
 
 Given = tuple[bytes, tuple[int, ...], tuple[float, ...]]
-"""An answer: a digest of the ids in front of it, its tokens and their log-probs."""
+"""A completion: a digest of the ids before it, its tokens and their log-probs."""
 
 
 def given_of(ids: Sequence[int], tokens: Sequence[int], logps: Sequence[float]) -> Given:
-    """An answer as it is compared."""
+    """Return a completion in the form in which completions are compared."""
     return hashlib.sha256(np.asarray(ids, np.int32).tobytes()).digest(), tuple(tokens), tuple(logps)
 
 
 class Recorder:
-    """A sampler that writes down every answer; a share of them follows a script, one token for each letter.
+    """A sampler that records every completion and scripts some of them.
 
-    sampler  the model's; None: all answers are the script's
-    given    all answers
-    real     those of them that the model gave
+    Scripted completions have one token per letter.
+
+    Args:
+        sampler: Sampler of the model. None: all completions are scripted.
+        share: Fraction of scripted completions.
+
+    Attributes:
+        given: All completions.
+        real: Completions of the model.
     """
 
     def __init__(self, sampler: BatcherThread | None = None, share: float = 0.4):
@@ -126,7 +135,7 @@ class Recorder:
         self.real: set[Given] = set()
 
     async def answer(self, ids, sampling, policy=0, n=1, deadline=None, on_tokens=None) -> list[Completion]:
-        """As `BatcherThread.answer`."""
+        """Sample completions. See `BatcherThread.answer`."""
         rng = random.Random(sampling.seed)
         real = self.sampler is not None and rng.random() >= self.share
         if real:
@@ -145,6 +154,7 @@ class Recorder:
 
     @staticmethod
     def _scripted(ids, rng: random.Random) -> Completion:
+        """Return a scripted completion."""
         tokenizer = tokenizer_of(TEMPLATES[0])
         prompt = tokenizer.decode(list(ids))
         call = f'{{"name":  "add", "arguments": {{"b": {rng.randint(0, 9)}, "a":1}}}}'
@@ -160,7 +170,7 @@ class Recorder:
 
 
 def served(name: str, recorder: Recorder) -> dict[str, ServedModel]:
-    """A model NAME/TEMPLATE for each template."""
+    """Return a model NAME/TEMPLATE for each template."""
     sampling = Sampling(max_new_tokens=MAX_NEW)
     speakers = {t: Speaker(recorder, tokenizer_of(t), sampling, MAX_LENGTH) for t in TEMPLATES}
     return {f"{name}/{t}": ServedModel.of(f"{name}/{t}", speaker) for t, speaker in speakers.items()}
@@ -170,39 +180,42 @@ def served(name: str, recorder: Recorder) -> dict[str, ServedModel]:
 
 
 def samples_of(session: Session) -> Samples:
-    """A session as the learner gets it."""
+    """Return the samples that the learner gets from a session."""
     chats = sorted(session.conversations(), key=lambda chat: (chat.seat, chat.path))
     episode = Episode(Job(0, 0, 0, None), chats)
     return collate([episode], sizes_for([episode], token_unit=1024), n_seats=len(session.models))
 
 
 def answers_in(samples: Samples) -> Iterable[Given]:
-    """Every answer as the learner reads it, row by row; of rows without branches."""
+    """Yield every completion in samples without branches, row by row."""
     for n, s in np.argwhere(samples.completion_lengths > 0):
         at = np.flatnonzero(samples.completion_of[n] == s)
         logits_index, start = samples.logits_index[n, at], samples.context_len[n, s]
         row = samples.tokens[n].tolist()
-        # Each token is predicted at the one before it; what is read there are the tokens that were sampled.
+        # Each token is predicted at the previous one, and the tokens in the row are those that were sampled.
         read = tuple(row[start : logits_index[-1] + 1])
         tokens = tuple(samples.targets[n, at].tolist())
-        assert logits_index[0] == start - 1 and read == tokens[:-1], "an answer is not read where it was written"
+        assert logits_index[0] == start - 1 and read == tokens[:-1], "a completion is not read where it was generated"
         yield given_of(row[:start], tokens, samples.logps[n, at].tolist())
 
 
-def drift(given: Iterable[Given], found: Iterable[Given]) -> tuple[int, int]:
-    """Tokens of answers that were sampled and are not among the samples, and the other way round."""
-    sampled, kept = collections.Counter(given), collections.Counter(found)
+def drift(given: Iterable[Given], trained: Iterable[Given]) -> tuple[int, int]:
+    """Return the number of lost and of extra tokens.
+
+    Lost tokens belong to completions that were sampled but are not among the samples, and extra tokens to the converse.
+    """
+    sampled, kept = collections.Counter(given), collections.Counter(trained)
     return tuple(sum(len(one[1]) * n for one, n in some.items()) for some in (sampled - kept, kept - sampled))
 
 
 def retokenised(call: Call) -> bool:
-    """Whether the prompt of a call would have other ids if its text were tokenised again."""
+    """Return whether tokenizing the prompt of a call again would give other ids."""
     tokenizer = call.model.speaker.tokenizer
     return tokenizer.encode(tokenizer.decode(call.ids)) != call.ids
 
 
 def rendered(call: Call) -> bool:
-    """Whether the prompt of a call reads as the template writes its messages, but for spaces and thoughts."""
+    """Return whether a prompt equals the rendered conversation, except for spaces and thoughts."""
     renderer = call.model.renderer
     if isinstance(renderer.parser, Llama3) and any("tool_calls" in message for message in call.asked.messages):
         return True
@@ -211,7 +224,7 @@ def rendered(call: Call) -> bool:
 
 
 def _without_control(call: Call) -> list[int]:
-    """The ids of a prompt without the control tokens that the model wrote, which texts do not have."""
+    """Return the ids of a prompt without control tokens that the model generated."""
     ids, first = list(call.ids), 256 + len(MERGES)
     while call.after is not None:
         call, k = call.after
@@ -221,16 +234,19 @@ def _without_control(call: Call) -> list[int]:
 
 
 def _plain(text: str) -> str:
-    """Bytes that are no character are shown one by one or together, depending on what is around them."""
+    """Return a text without spaces and thoughts.
+
+    Bytes that are not a character are decoded separately or together, depending on their context, so runs are merged.
+    """
     return re.sub("\ufffd+", "\ufffd", "".join(re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL).split()))
 
 
 @dataclasses.dataclass
 class Count:
-    """What the sessions of a framework came to; figures as in the module's docstring."""
+    """The results of the sessions of a framework; the module docstring explains the figures."""
 
     recorder: Recorder
-    found: list[Given] = dataclasses.field(default_factory=list)
+    trained: list[Given] = dataclasses.field(default_factory=list)
     tool_calls: int = 0
     retokenised: int = 0
     rendered: int = 0
@@ -240,9 +256,9 @@ class Count:
     forks: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
     def add(self, session: Session, conversations: int) -> Samples:
-        """Counts a session; `conversations` are those that an ideal merge would make of it."""
+        """Count a session; an ideal merge would produce `conversations` conversations."""
         samples = samples_of(session)
-        self.found += answers_in(samples)
+        self.trained += answers_in(samples)
         calls = [call for call in session.calls.values() if call.answers is not None]
         self.tool_calls += sum(bool(choice.calls) for call in calls for choice in call.choices)
         self.retokenised += sum(map(retokenised, calls))
@@ -254,30 +270,33 @@ class Count:
 
     @property
     def drift(self) -> tuple[int, int]:
-        """Tokens that drifted, and tokens that came from nowhere."""
-        return drift(self.recorder.given, self.found)
+        """Numbers of lost and of extra tokens."""
+        return drift(self.recorder.given, self.trained)
 
     @property
     def merged(self) -> float:
-        """The share of the ideal."""
+        """Fraction of the ideal merge."""
         return self.continued / max(self.ideal, 1)
 
     @property
     def fine(self) -> bool:
-        """Whether everything is as it should be."""
+        """Whether all checks pass."""
         exact = self.drift == (0, 0) and not self.rendered
         return exact and self.merged >= LEAST_MERGED and self.logp_diff <= LARGEST_DIFF
 
     def report(self, name: str) -> None:
-        """A JSON line."""
+        """Print a JSON line."""
         lost, extra = self.drift
-        report(framework=name, turns=len(self.found), tool_calls=self.tool_calls, drift=lost, extra=extra,
+        report(framework=name, turns=len(self.trained), tool_calls=self.tool_calls, drift=lost, extra=extra,
                retokenised=self.retokenised, rendered=self.rendered, merged=self.merged, logp_diff=self.logp_diff,
                forks={k: n for k, n in self.forks.items() if n})  # fmt: skip
 
 
 def random_params(model: Model) -> dict:
-    """Weights large enough for probabilities to differ: norms around one, everything else around zero."""
+    """Return weights that are large enough for probabilities to differ.
+
+    Norms are around one, and all other weights around zero.
+    """
     rng = np.random.default_rng(0)
 
     def one(path, leaf):
@@ -297,7 +316,7 @@ class Learner:
         self._params, self._score = {"model": params}, jax.jit(functools.partial(scoring.score, policy))
 
     def diff(self, samples: Samples, real: set[Given]) -> float:
-        """The largest difference among answers of the model."""
+        """Return the largest difference from the recorded log-probs of the model."""
         scores = np.asarray(self._score(self._params, jax.tree.map(jnp.asarray, samples)).logps)
         worst, places = 0.0, np.argwhere(samples.completion_lengths > 0)
         for (n, s), one in zip(places, answers_in(samples), strict=True):
@@ -310,7 +329,7 @@ class Learner:
 
 
 async def run(args, sampler: BatcherThread, learner: Learner) -> dict[str, Count]:
-    """All sessions, a few programs at a time; what they came to, by framework."""
+    """Run all sessions, a few processes at a time, and return the results by framework."""
     frameworks = args.frameworks.split(",")
     counts = {name: Count(Recorder(sampler)) for name in frameworks}
     models = [served(name, count.recorder) for name, count in counts.items()]
@@ -321,6 +340,7 @@ async def run(args, sampler: BatcherThread, learner: Learner) -> dict[str, Count
     pythons = dict(one.split(":", 1) for one in args.python)
 
     async def one(framework: str, template: str, tools: bool, stream: bool, seed: int) -> None:
+        """Run one session and count it."""
         async with places:
             model = f"{framework}/{template}"
             session = await endpoint.sessions.open(seed=seed, models=[model], policy_sampling=True)
@@ -337,7 +357,7 @@ async def run(args, sampler: BatcherThread, learner: Learner) -> dict[str, Count
         samples = count.add(session, json.loads(ended.output.splitlines()[-1])["conversations"])
         endpoint.sessions.discard(session)
         count.logp_diff = max(count.logp_diff, await asyncio.to_thread(learner.diff, samples, count.recorder.real))
-        print(f"{model} tools={tools} stream={stream}: {len(count.found)} so far", file=sys.stderr, flush=True)
+        print(f"{model} tools={tools} stream={stream}: {len(count.trained)} so far", file=sys.stderr, flush=True)
 
     async with in_loop(endpoint.application()) as url:
         await asyncio.gather(*(
@@ -347,11 +367,13 @@ async def run(args, sampler: BatcherThread, learner: Learner) -> dict[str, Count
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--turns", type=int, default=1000)
     parser.add_argument("--frameworks", default="openai")
-    parser.add_argument("--python", action="append", default=[], help="FRAMEWORK:INTERPRETER, if it is not this one")
+    parser.add_argument(
+        "--python", action="append", default=[], help="FRAMEWORK:INTERPRETER, if it differs from this one"
+    )
     parser.add_argument("--processes", type=int, default=4)
     args = parser.parse_args()
     model = build(CONFIG)

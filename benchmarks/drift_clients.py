@@ -1,11 +1,11 @@
-"""Agents of five frameworks that talk much and say nothing, for `benchmarks.drift`.
+"""Agents of five frameworks that exchange random messages, for `benchmarks.drift`.
 
     python benchmarks/drift_clients.py < settings.json      # with OPENAI_BASE_URL and OPENAI_API_KEY of a session
 
-Several agents take turns at random, each in a conversation of its own that only grows. The settings are `framework`
-(a name of TALKS), `model`, `agents`, `turns` (calls at most), `tools`, `stream` and `seed`; the last line of the output
-is {"conversations": …}, how many an ideal merge would make of all calls. A file by itself, because the frameworks need
-environments of their own.
+Several agents take turns at random, each in its own conversation, which only grows. The settings are `framework` (a
+name in TALKS), `model`, `agents`, `turns` (maximum number of calls), `tools`, `stream` and `seed`. The last line of the
+output is {"conversations": …}, the number of conversations after an ideal merge of all calls. This is a standalone
+file, because each framework needs its own environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYSTEM = "You are agent {}. Answer briefly."
 
 
 def words(rng: random.Random) -> str:
-    """A text with everything that tokenisers stumble over."""
+    """Return a text that is difficult to tokenize."""
     return " ".join(rng.choices(WORDS, k=rng.randint(1, 4)))
 
 
@@ -44,10 +44,10 @@ TOOL = {
 
 
 def talk_openai(settings: dict[str, Any]) -> int:
-    """OpenAI's SDK, with a loop over tools written by hand."""
+    """Use OpenAI's SDK with a hand-written tool loop."""
     from openai import OpenAI
 
-    # Without these two it reads OPENAI_BASE_URL and OPENAI_API_KEY.
+    # Without them it reads OPENAI_BASE_URL and OPENAI_API_KEY.
     client = OpenAI(base_url=settings.get("url"), api_key=settings.get("key"))
     rng, left = random.Random(settings["seed"]), settings["turns"]
     chats = [[{"role": "system", "content": SYSTEM.format(i)}] for i in range(settings["agents"])]
@@ -60,11 +60,11 @@ def talk_openai(settings: dict[str, Any]) -> int:
         chat.append({"role": "user", "content": words(rng)})
         while left:
             left -= 1
-            asked = dict(model=settings["model"], messages=chat, **more)
+            request = dict(model=settings["model"], messages=chat, **more)
             if settings["stream"]:
-                message = _joined(client.chat.completions.create(stream=True, **asked))
+                message = _joined(client.chat.completions.create(stream=True, **request))
             else:
-                message = client.chat.completions.create(**asked).choices[0].message.model_dump(exclude_none=True)
+                message = client.chat.completions.create(**request).choices[0].message.model_dump(exclude_none=True)
             chat.append(message)
             if not message.get("tool_calls"):
                 break
@@ -74,7 +74,7 @@ def talk_openai(settings: dict[str, Any]) -> int:
 
 
 def _joined(stream) -> dict[str, Any]:
-    """The message of a stream."""
+    """Return the message of a stream."""
     text, calls = "", {}
     for chunk in stream:
         for choice in chunk.choices:
@@ -93,7 +93,7 @@ def _joined(stream) -> dict[str, Any]:
 
 
 async def talk_autogen(settings: dict[str, Any]) -> int:
-    """AutoGen's assistants, each with its memory."""
+    """Use AutoGen's assistants, each with its memory."""
     from autogen_agentchat.agents import AssistantAgent
     from autogen_core.models import ModelInfo
     from autogen_ext.models.openai import OpenAIChatCompletionClient
@@ -108,7 +108,7 @@ async def talk_autogen(settings: dict[str, Any]) -> int:
         for i in range(settings["agents"])
     ]  # fmt: skip
     rng, spoken = random.Random(settings["seed"]), set()
-    # An assistant may ask several times where it calls a tool; its answers are counted where they arrive.
+    # An assistant that calls tools makes several requests. The server counts them.
     for _ in range(settings["turns"]):
         number = rng.randrange(len(agents))
         spoken.add(number)
@@ -121,7 +121,7 @@ async def talk_autogen(settings: dict[str, Any]) -> int:
 
 
 def talk_langgraph(settings: dict[str, Any]) -> int:
-    """A graph of a model and its tools, whose threads are the agents."""
+    """Use a LangGraph graph of a model and its tools, with one thread per agent."""
     from langchain_core.tools import tool
     from langchain_openai import ChatOpenAI
     from langgraph.checkpoint.memory import InMemorySaver
@@ -153,14 +153,14 @@ def talk_langgraph(settings: dict[str, Any]) -> int:
 
 
 async def talk_llamaindex(settings: dict[str, Any]) -> int:
-    """LlamaIndex: agents with a memory each, or without tools plain chat engines."""
+    """Use LlamaIndex agents with a memory each, or plain chat engines without tools."""
     from llama_index.core.agent.workflow import FunctionAgent
     from llama_index.core.chat_engine import SimpleChatEngine
     from llama_index.core.memory import Memory
     from llama_index.core.tools import FunctionTool
     from llama_index.llms.openai_like import OpenAILike
 
-    llm = OpenAILike(  # reads no OPENAI_BASE_URL
+    llm = OpenAILike(  # does not read OPENAI_BASE_URL
         model=settings["model"], api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"],
         is_chat_model=True, is_function_calling_model=True, context_window=1 << 16,
     )  # fmt: skip
@@ -189,11 +189,11 @@ async def talk_llamaindex(settings: dict[str, Any]) -> int:
 
 
 async def talk_ag2(settings: dict[str, Any]) -> int:
-    """AG2's agents; each continues its last reply."""
+    """Use AG2's agents, each of which continues its last reply."""
     from ag2 import Agent, tool
     from ag2.config import OpenAIConfig
 
-    config = OpenAIConfig(model=settings["model"], streaming=settings["stream"])  # reads the two variables
+    config = OpenAIConfig(model=settings["model"], streaming=settings["stream"])  # reads both variables
     tools = [tool(add)] if settings["tools"] else []
     agents: list[Any] = [
         Agent(f"agent_{i}", prompt=SYSTEM.format(i), config=config, tools=tools) for i in range(settings["agents"])
@@ -213,10 +213,10 @@ TALKS = {
 
 
 def main() -> None:
-    """Talks as the settings on stdin say."""
+    """Run the conversations according to the settings on stdin."""
     settings = json.loads(sys.stdin.readline())
-    talk = TALKS[settings["framework"]]
-    spoken = asyncio.run(talk(settings)) if asyncio.iscoroutinefunction(talk) else talk(settings)
+    run = TALKS[settings["framework"]]
+    spoken = asyncio.run(run(settings)) if asyncio.iscoroutinefunction(run) else run(settings)
     print(json.dumps({"conversations": spoken}))
 
 

@@ -1,16 +1,16 @@
-"""Speed of the games: steps per second of random play with automatic reset, one JSON line per figure.
+"""Steps per second of the games under random play, as JSON lines.
 
     python -m benchmarks.games                                  # all games, rules only and with token rendering
     python -m benchmarks.games --games hanabi --batch 4096 --tokenizer smollm2-135m
 
-Every figure is one jitted scan over turns of a whole batch: draw a uniformly random legal action in every row, step,
-and begin a new game where one ended; `rules+tokens` also renders the prompt of every row's state. Peers run the same
-loop in the same process where they are installed: pgx (tic-tac-toe, connect four) with its `auto_reset`, JaxMARL
-(Hanabi) with the reset inside its `step`. Both peers' `step` also writes their observation planes, which cannot be
-switched off; ours writes none, so `rules+tokens` is the fairer figure beside them.
+Every figure is one jitted scan over turns of a batch: sample a uniformly random legal action in every row, step, and
+reset finished games. `rules+tokens` also renders the prompt of every row's state. Other libraries run the same loop in
+the same process if they are installed: pgx (tic-tac-toe, connect four) with its `auto_reset`, and JaxMARL (Hanabi) with
+the reset inside its `step`. Their `step` also computes observation planes, which cannot be disabled. Ours computes
+none, so `rules+tokens` is the fairer comparison.
 
 steps_per_s:     batch × turns / wall time, the best of the repeats
-steps_per_cpu_s: the same by the CPU time of all threads, which other processes on the machine disturb less
+steps_per_cpu_s: the same by CPU time of all threads, which other processes on the machine affect less
 """
 
 import argparse
@@ -35,13 +35,18 @@ PARAMS = {
     "sokoban": {"n_train": 64, "n_test": 8},
     "sudoku": {"n_train": 128, "n_test": 16},
 }
-"""Pools are kept small, because their size changes the time to build them and not the time of a step."""
+"""Small pools: their size changes the time to build them, but not the time of a step."""
 
 
 class Subject(NamedTuple):
-    """One thing to measure.
+    """One benchmark.
 
-    start: keys[B] -> states; turn: (states, keys[B]) -> (states, a number that depends on all that was computed)
+    Attributes:
+        library: Name of the library.
+        game: Name of the game.
+        what: Description of the work in a step.
+        start: Maps keys [B] to states.
+        turn: Maps (states, keys [B]) to (states, a number that depends on all results).
     """
 
     library: str
@@ -52,25 +57,25 @@ class Subject(NamedTuple):
 
 
 def ours(game: Game, prompt: texts.Prompt | None = None) -> Subject:
-    """Our rules, and with a prompt its token rendering too."""
+    """Return the benchmark of our rules, with token rendering if a prompt is given."""
     bot = UniformBot(game)
 
     def turn(states, keys):
         tokens = jnp.int32(0)
         if prompt is not None:
             ids, lengths = jax.vmap(lambda s: prompt.opening(s, game.player(s)))(states)
-            ids = jax.lax.optimization_barrier(ids)  # the tokens are written out, as a model would need them
+            ids = jax.lax.optimization_barrier(ids)  # materialize the tokens as for a model
             tokens = jnp.sum(ids) + jnp.sum(lengths)
         states, reward = jax.vmap(game.step)(states, jax.vmap(bot.act)(states, keys))
-        paid = sum(jnp.sum(level) for level in reward)
-        return reset_done(game, states, keys), paid + tokens
+        total = sum(jnp.sum(level) for level in reward)
+        return reset_done(game, states, keys), total + tokens
 
     what = "rules" if prompt is None else f"rules+tokens ({prompt.text.style}, up to {prompt.opening_length} tokens)"
     return Subject("marl_jax", game.name, what, jax.vmap(game.reset), turn)
 
 
 def pgx_subject(name: str) -> Subject:
-    """The same game in pgx."""
+    """Return the benchmark of the same game in pgx."""
     import pgx
     from pgx.experimental import auto_reset
 
@@ -86,7 +91,7 @@ def pgx_subject(name: str) -> Subject:
 
 
 def jaxmarl_subject() -> Subject:
-    """Full Hanabi for two players in JaxMARL."""
+    """Return the benchmark of full two-player Hanabi in JaxMARL."""
     import jaxmarl
 
     env = jaxmarl.make("hanabi")
@@ -101,7 +106,7 @@ def jaxmarl_subject() -> Subject:
 
 
 def subjects(names: list[str], tokenizer: Any, styles: Sequence[str]) -> Iterator[Subject]:
-    """What there is to measure for the games asked for."""
+    """Yield the benchmarks of the given games."""
     for name in names:
         game = make(name, **PARAMS.get(name, {}))
         yield ours(game)
@@ -114,7 +119,10 @@ def subjects(names: list[str], tokenizer: Any, styles: Sequence[str]) -> Iterato
 
 
 def measure(subject: Subject, batch: int, turns: int, repeats: int) -> dict:
-    """One figure; the first run compiles and takes the games out of step with each other."""
+    """Return one figure.
+
+    The first run compiles the program and desynchronizes the games.
+    """
 
     @jax.jit
     def run(states, key):
@@ -149,16 +157,18 @@ def measure(subject: Subject, batch: int, turns: int, repeats: int) -> dict:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmarks and print their JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--games", nargs="+", default=list(GAMES), choices=GAMES, metavar="GAME", help=", ".join(GAMES))
-    parser.add_argument("--batch", type=int, default=1024, help="games side by side")
-    parser.add_argument("--turns", type=int, default=100, help="turns per run")
-    parser.add_argument("--repeats", type=int, default=5, help="runs of which the best counts")
-    parser.add_argument("--tokenizer", default="bytes", help="name or path of the tokenizer to render with")
+    parser.add_argument("--batch", type=int, default=1024, help="Number of parallel games")
+    parser.add_argument("--turns", type=int, default=100, help="Number of turns per run")
+    parser.add_argument("--repeats", type=int, default=5, help="Number of runs; the best one counts")
+    parser.add_argument("--tokenizer", default="bytes", help="Name or path of the tokenizer for rendering")
     args = parser.parse_args()
     tokenizer = tokenizers.load(args.tokenizer)
-    styles = [s for s in texts.STYLES if s != "brief" or args.tokenizer == "bytes"]  # brief texts are for bytes
+    styles = [
+        s for s in texts.STYLES if s != "brief" or args.tokenizer == "bytes"
+    ]  # brief texts are for the byte tokenizer
     for subject in subjects(args.games, tokenizer, styles):
         print(json.dumps(measure(subject, args.batch, args.turns, args.repeats)), flush=True)
 

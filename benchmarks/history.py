@@ -1,11 +1,11 @@
-"""How long a step of Hanabi takes by context and text: rollout and update, tokens read per decision, memory.
+"""Time and memory of a Hanabi training step by context and text style.
 
-    python -m benchmarks.history                                # SmolLM2-135M's shape, the full game of two
+    python -m benchmarks.history                                # SmolLM2-135M's shape, the full two-player game
     python -m benchmarks.history --model=tiny --games=8 --turns=6 --tokenizer=bytes    # a CPU
 
-Weights are random, so games end sooner than those of a trained policy, which makes more openings. Each time is the
-median of `--repeats` steps after the first two. `read_per_decision` counts tokens behind the rules, which are read
-once; `update_tokens` are those that the update reads, padding included.
+Weights are random, so games end earlier than those of a trained policy and there are more opening prompts. Each time is
+the median of `--repeats` steps after the first two. `read_per_decision` is the number of tokens per decision after the
+rules, which are prefilled once. `update_tokens` is the number of tokens in the update, including padding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GIB = 2**30
 
 
 def make_config(args, context: str, text: str) -> ConfigDict:
-    """The flagship with another context and text."""
+    """Return the config of Hanabi self-play with another context and text style."""
     config = hanabi_selfplay.get_config("scratch" if args.model == "tiny" else "scratch+smollm2")
     config.model.name, config.model.weights = args.model, "random"
     config.env.update(dict(context=context, text=text, history_turns=args.history_turns))
@@ -44,9 +44,10 @@ def make_config(args, context: str, text: str) -> ConfigDict:
 
 
 def measure(args, context: str, text: str) -> dict:
-    """One line of the table."""
+    """Return the figures of one case."""
 
     def find(config: ConfigDict):
+        """Return the shape of the model without weights, and the tokenizer."""
         cfg = dataclasses.replace(registry.get(config.name).config, **config.shape.to_dict())
         return cfg, None, tokenizers.load(args.tokenizer)
 
@@ -86,10 +87,10 @@ def measure(args, context: str, text: str) -> dict:
 
 
 def main() -> None:
-    """Prints a JSON line for each case."""
+    """Print a JSON line for each case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--tokenizer", default="smollm2-135m", help="a name, or a folder with tokenizer files")
+    parser.add_argument("--tokenizer", default="smollm2-135m", help="Name of a model, or folder with tokenizer files")
     parser.add_argument("--games", type=int, default=128)
     parser.add_argument("--turns", type=int, default=24)
     parser.add_argument("--cases", default="turn/full,turn/compact,history/full,history/compact")

@@ -1,22 +1,21 @@
-"""What a host rollout costs the host: the sampler is a replay of gold answers at the speed of a GPU, without JAX.
+"""Host overhead of a host rollout, measured with a sampler that replays gold solutions.
 
     MARL_JAX_DATA=../shared/data python -m benchmarks.host_rollout --tokenizer=FOLDER           # GSM8K and MBPP
     MARL_JAX_DATA=../shared/data python -m benchmarks.host_rollout --cases=mbpp --hanging=6 --profile
 
-Episodes, chats, tokenizer, verifiers, sandbox, journal, collation and `BatcherThread` are those of a run. Behind the
-thread, `Replay` takes the place of the batcher: it answers every prompt with the dataset's solution, in chunks of
-decoding that take as long as a device would, and sleeps meanwhile. So a rollout can be no shorter than `device_s`. What
-it takes beyond that is the host:
+Episodes, chats, tokenizer, verifiers, sandbox, journal, collation and `BatcherThread` are those of a run. `Replay`
+replaces the batcher: it completes every prompt with the dataset's solution, in chunks that take as long as on a GPU,
+and sleeps meanwhile. A rollout therefore takes at least `device_s`. The rest is host overhead:
 
     start_s    until the device has its first rows
-    late_s     the device's thread woke up and another thread had the interpreter
-    between_s  between two chunks, while the device would have waited
-    tail_s     from the last answer to the end of the rollout: grading, and the batch put together
-    idle       the share of the rollout in which the device would have waited
+    late_s     the device thread was awake, but another thread had the interpreter
+    between_s  between two chunks, while the device would have been idle
+    tail_s     from the last completion to the end of the rollout: grading and collation
+    idle       fraction of the rollout in which the device would have been idle
 
-The first table has the CPU seconds of each thread of this process per 1,000 episodes; they share one interpreter. With
-`--profile`, another rollout under cProfile says what the event loop's thread does, by cause, in CPU seconds; it runs
-slower, so only the shares count. `--hanging` lets that many answers of code tasks be programs that never end.
+The first table has the CPU seconds per 1,000 episodes of each thread of this process, which share one interpreter. With
+`--profile`, another rollout under cProfile shows the CPU seconds of the event loop by cause. It is slower, so only the
+proportions count. `--hanging` is the number of completions in code tasks with programs that never end.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ CASES = {
     "gsm8k": ("math", dict(dataset="gsm8k", answer="final")),
     "mbpp": ("code", dict(dataset="mbpp", form="single", turns=1, seconds=1.0)),
 }
-CAUSES = {  # the beginning of a file's path below the repository or the library, and what it does
+CAUSES = {  # prefixes of file paths relative to the repository or the library, and their purpose
     "marl_jax/rollouts/host/collate": "collation",
     "marl_jax/rollouts/host/journal": "journal",
     "marl_jax/line_writer": "journal",
@@ -59,7 +58,7 @@ CAUSES = {  # the beginning of a file's path below the repository or the library
 
 
 def gold(task, example, number: int, hanging: int) -> str:
-    """A right answer; of code tasks, the first few are programs that never end."""
+    """Return a right completion; the first `hanging` code tasks get endless programs."""
     if hasattr(task, "gold_reply"):
         return task.gold_reply(example)
     program = "def f():\n    pass\nwhile True: pass" if number < hanging else example["solution"]
@@ -68,12 +67,12 @@ def gold(task, example, number: int, hanging: int) -> str:
 
 
 def measure(name: str, args) -> None:
-    """Prints the lines and the tables of one case."""
+    """Print the JSON lines and the tables of one case."""
     tokenizer = tokenizers.load(args.tokenizer)
     kind, params = CASES[name]
     task = TASKS.get(kind)(**params)
     getattr(task, "prepare", lambda: None)()
-    replies: collections.deque[list[int]] = collections.deque()  # in the order in which episodes ask: that of the jobs
+    replies: collections.deque[list[int]] = collections.deque()  # in the order of the jobs
     replay = Replay(lambda ids, sampling: replies.popleft(), args.rows, args.chunk, args.rate, args.floor)
     samples = args.episodes // args.examples
     with BatcherThread(replay) as sampler, tempfile.TemporaryDirectory() as folder:
@@ -96,7 +95,7 @@ def measure(name: str, args) -> None:
             if profile:
                 profile.disable()
             seconds = time.perf_counter() - began
-            if repeat == 0:  # starts the workers
+            if repeat == 0:  # the first one starts the workers
                 continue
             per_thousand = 1000 / len(jobs)
             device = replay.usage.device - usage.device
@@ -117,14 +116,14 @@ def measure(name: str, args) -> None:
 
 
 def answers(task, tokenizer, jobs: Sequence[Job], hanging: int) -> list[list[int]]:
-    """The ids of the replies to jobs, equal ones encoded once."""
+    """Return the ids of the completions of jobs, encoding equal ones once."""
     texts = [gold(task, job.example, number, hanging) for number, job in enumerate(jobs)]
     encoded = {text: [*tokenizer.encode(text), tokenizer.stop_ids[0]] for text in set(texts)}
     return [encoded[text] for text in texts]
 
 
 def table(title: str, seconds: dict[str, float], scale: float) -> None:
-    """Seconds per 1,000 episodes, those above a millisecond."""
+    """Print the seconds per 1,000 episodes of entries above a millisecond."""
     print(f"  {title}, s per 1,000 episodes:")
     for name, value in seconds.items():
         if value * scale >= 0.001:
@@ -132,16 +131,17 @@ def table(title: str, seconds: dict[str, float], scale: float) -> None:
 
 
 def main():
+    """Run the cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="gsm8k,mbpp")
-    parser.add_argument("--tokenizer", default="bytes", help="folder of a tokenizer, or bytes")
+    parser.add_argument("--tokenizer", default="bytes", help="Folder of a tokenizer, or bytes")
     parser.add_argument("--episodes", type=int, default=1024)
     parser.add_argument("--examples", type=int, default=128)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--chunk", type=int, default=16)
-    parser.add_argument("--rate", type=float, default=100_000.0, help="tokens a second of all rows")
-    parser.add_argument("--floor", type=float, default=0.001, help="seconds of a step at least")
-    parser.add_argument("--hanging", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=100_000.0, help="Tokens per second of all rows together")
+    parser.add_argument("--floor", type=float, default=0.001, help="Minimum seconds per step")
+    parser.add_argument("--hanging", type=int, default=0, help="Number of programs that never end")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()

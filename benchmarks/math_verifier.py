@@ -1,10 +1,11 @@
-r"""The math verifier on data: every gold answer against itself as models write it, the hard pairs, and the speed.
+r"""Accuracy and speed of the math verifier on gold answers and on hard pairs.
 
     MARL_JAX_DATA=../shared/data PYTHONPATH=. python benchmarks/math_verifier.py
-    PYTHONPATH=. python benchmarks/math_verifier.py library      # the hard pairs by math-verify alone, for comparison
+    PYTHONPATH=. python benchmarks/math_verifier.py library      # the hard pairs with math-verify alone, for comparison
 
-Each gold answer is boxed as it is; restyled (`\dfrac` for `\frac`, `\left(` for `(`, spaces); a list also in the other
-order; a number also with thousands separators and a decimal point. Ids that score wrong are printed.
+Each gold answer is verified against itself in the forms that models use: boxed unchanged; restyled (`\dfrac` for
+`\frac`, `\left(` for `(`, spaces); lists also in reverse order; numbers also with thousands separators and a decimal
+point. Prints the ids with a wrong verdict.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from envs.tasks.math.sources import SOURCES, problems
 from envs.tasks.math.verifier import LIMIT, verify
 
 EXCEPTIONS: dict[str, str] = {}
-"""Ids whose gold answer cannot score, with the reason."""
+"""Ids with a gold answer that cannot be verified, with the reason."""
 
 PAIRS = ("math_pairs_written.jsonl", "math_pairs_outside.jsonl", "math_pairs_generated.jsonl")
 
 
 def ways(gold: str) -> list[str]:
-    """An answer as models write it."""
+    """Return an answer in the forms that models use."""
     restyled = re.sub(r"\\[dt]?frac(?![a-z])", r"\\dfrac", gold)
     restyled = re.sub(r"(?<!\\left)\((?=[^()]*,)", r"\\left(", restyled) if restyled.count("(") == 1 else restyled
     restyled = re.sub(r"(?<!\\right)\)$", r"\\right)", restyled) if r"\left(" in restyled else restyled
@@ -44,11 +45,11 @@ def ways(gold: str) -> list[str]:
 
 
 def data_sets() -> tuple[int, list[tuple[str, str, str]]]:
-    """Answers that were verified, and (id, text, reason) of those that scored wrong."""
+    """Return the number of verified answers, and (id, text, reason) of the wrong verdicts."""
     wrong, total = [], 0
     for name, source in SOURCES.items():
         if name == "math500":
-            continue  # the test part of math
+            continue  # the test split of math
         parts = ("train", "validation", "test") if source.train else ("test",)
         rows = [p for part in parts for p in problems(name, part)]
         start, before = time.process_time(), len(wrong)
@@ -68,16 +69,19 @@ def data_sets() -> tuple[int, list[tuple[str, str, str]]]:
 
 
 def library(gold: str, text: str) -> bool:
-    """The verdict of math-verify with its defaults, which end a call after five seconds."""
+    """Return the verdict of math-verify with its defaults, including a timeout of five seconds."""
     import math_verify
 
     if len(text) > 2000:
-        return False  # its parser ends on the deepest of them with more than an exception
+        return False  # its parser crashes on the most deeply nested ones
     return bool(math_verify.verify(math_verify.parse(f"${gold}$"), math_verify.parse(text)))
 
 
 def pairs(judge: Callable[[str, str], bool]) -> bool:
-    """Counts per kind of the hard pairs; whether there is no false positive and recall is 95 % or more."""
+    """Print counts per kind of the hard pairs and return whether they pass.
+
+    They pass if there is no false positive and recall is at least 95 %.
+    """
     folder = Path(__file__).resolve().parents[1] / "tests" / "envs" / "tasks"
     counts, slowest = Counter(), 0.0
     for file in PAIRS:
@@ -90,10 +94,10 @@ def pairs(judge: Callable[[str, str], bool]) -> bool:
     print(f"\n{'kind':28} {'right':>6} {'found':>6} {'wrong':>6} {'false positives':>16}")
     totals = Counter()
     for kind in sorted({kind for kind, *_ in counts}):
-        found = {key: counts[kind, *key] for key in ((True, True), (True, False), (False, False), (False, True))}
-        totals.update(found)
-        print(f"{kind:28} {found[True, True] + found[True, False]:6} {found[True, True]:6} "
-              f"{found[False, False] + found[False, True]:6} {found[False, True]:16}")  # fmt: skip
+        cells = {key: counts[kind, *key] for key in ((True, True), (True, False), (False, False), (False, True))}
+        totals.update(cells)
+        print(f"{kind:28} {cells[True, True] + cells[True, False]:6} {cells[True, True]:6} "
+              f"{cells[False, False] + cells[False, True]:6} {cells[False, True]:16}")  # fmt: skip
     recall = totals[True, True] / (totals[True, True] + totals[True, False])
     print(f"all: {sum(totals.values())} pairs, recall {recall:.1%}, {totals[False, True]} false positives, "
           f"slowest {slowest:.2f} s of CPU, limit {LIMIT:g} s")  # fmt: skip
@@ -101,7 +105,7 @@ def pairs(judge: Callable[[str, str], bool]) -> bool:
 
 
 def main() -> int:
-    """Prints everything; 1 if something is not as it should be."""
+    """Print all results and return the exit status."""
     if sys.argv[1:] == ["library"]:
         logging.disable(logging.CRITICAL)
         return 0 if pairs(library) else 1

@@ -1,18 +1,18 @@
-"""What the batcher's programs need on TPUs that are not here, as one line of a table per program.
+"""Memory that the batcher's programs need on TPUs, from ahead-of-time compilation.
 
     python -m benchmarks.paged_tpu
     python -m benchmarks.paged_tpu --topologies=v5e --models=qwen2.5-1.5b --rows=128 --tokens=100000 --tensor=2
 
-The programs are those of `marl_jax.sampling.batcher`: `decode` writes a chunk in every row, `read` reads lines of text
-into pages. They are compiled for chips of a 2x2 slice by libtpu (Linux x86-64, `pip install libtpu`; no TPU needed) and
-never run. GiB on each chip, as the compiler reports them:
+The programs are those of `marl_jax.sampling.batcher`: `decode` generates a chunk in every row, and `read` prefills
+lines of text into pages. They are compiled for chips of a 2x2 slice by libtpu (Linux x86-64, `pip install libtpu`; no
+TPU needed) and never run. Each program is a row of a table with GiB per chip, as reported by the compiler:
 
-    weights, cache  what the program is given
-    in place        the part of its results that takes the place of what it was given
-    temporaries     what it needs besides
-    total           all of it, of what the chip has
+    weights, cache  arguments of the program
+    in place        results that reuse the memory of arguments
+    temporaries     additional memory
+    total           all of it, compared with the memory of the chip
 
-`--gather` keeps keys and values apart and gathers the pages of all rows, as on other platforms without a kernel.
+`--gather` stores keys and values separately and gathers the pages of all rows, as on other platforms without a kernel.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ from models.model import Model
 from models.sharding import ACTIVATION_RULES, MESH_AXES, param_shardings, partition_spec
 
 HEAD = ("chip", "model", "program", "weights", "cache", "in place", "temporaries", "total", "of")
-STOPS = 2  # tokens that end an answer
+STOPS = 2  # number of stop tokens
 
 
 def main():
+    """Compile the programs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topologies", default="v5e,v6e")
     parser.add_argument("--models", default="smollm2-135m,qwen2.5-0.5b,qwen2.5-1.5b")
     parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--longest", type=int, default=2048, help="tokens of the longest context")
-    parser.add_argument("--tokens", type=int, default=131072, help="tokens that the pages hold")
-    parser.add_argument("--page", type=int, default=16, help="tokens of a page")
-    parser.add_argument("--chunk", type=int, default=16, help="tokens that a row writes in one call")
-    parser.add_argument("--tensor", type=int, default=1, help="chips over which heads are split")
-    parser.add_argument("--data", type=int, default=1, help="chips over which rows are split")
+    parser.add_argument("--longest", type=int, default=2048, help="Tokens in the longest context")
+    parser.add_argument("--tokens", type=int, default=131072, help="Capacity of all pages in tokens")
+    parser.add_argument("--page", type=int, default=16, help="Tokens per page")
+    parser.add_argument("--chunk", type=int, default=16, help="Tokens that a row generates per call")
+    parser.add_argument("--tensor", type=int, default=1, help="Number of chips over which heads are sharded")
+    parser.add_argument("--data", type=int, default=1, help="Number of chips over which rows are sharded")
     parser.add_argument("--gather", action="store_true")
     flags = parser.parse_args()
     if flags.gather:
@@ -69,7 +70,7 @@ def main():
 
 
 def compile_programs(model: Model, mesh: Mesh, flags):
-    """(name, (weights, pages) as shapes, the compiled program) of every program that matters."""
+    """Yield (name, (weights, pages) as shapes, compiled program) of every program."""
     programs = Programs(model, jnp.bfloat16, mesh)
     weights, pages = _weights(model, mesh), _pages(model, mesh, flags)
     rows = functools.partial(_by_rows, mesh)
@@ -92,7 +93,7 @@ def compile_programs(model: Model, mesh: Mesh, flags):
 
 
 def _weights(model: Model, mesh: Mesh):
-    """Weights laid out for decoding, as shapes on the mesh."""
+    """Return weights for decoding as shapes on the mesh."""
     unstack = functools.partial(model.unstack, dtype=jnp.bfloat16, fuse=mesh.shape["tensor"] == 1)
     stacked = model.abstract(jnp.bfloat16)
     given = placed(stacked, param_shardings(mesh, model.axes(), stacked))
@@ -102,6 +103,7 @@ def _weights(model: Model, mesh: Mesh):
 
 
 def _pages(model: Model, mesh: Mesh, flags):
+    """Return the pages of the cache as shapes on the mesh."""
     with jax.set_mesh(mesh):
         shapes = jax.eval_shape(lambda: kv.empty_pages(model.cfg, flags.tokens // flags.page, flags.page))
     spec = functools.partial(partition_spec, "BSKH", mesh_sizes=dict(mesh.shape), rules=ACTIVATION_RULES)
@@ -109,11 +111,12 @@ def _pages(model: Model, mesh: Mesh, flags):
 
 
 def _by_rows(mesh: Mesh, tree):
+    """Shard the first axis of all arrays over the data axes."""
     return placed(tree, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
 
 
 def sizes(given, memory) -> list[int]:
-    """Bytes on a chip: weights, cache, what is updated in place, temporaries, all."""
+    """Return the bytes per chip: weights, cache, updated in place, temporaries, total."""
     own = [sum(_on_a_chip(x) for x in jax.tree.leaves(tree)) for tree in given]
     new = memory.output_size_in_bytes - memory.alias_size_in_bytes
     total = memory.argument_size_in_bytes + new + memory.temp_size_in_bytes
@@ -121,6 +124,7 @@ def sizes(given, memory) -> list[int]:
 
 
 def _on_a_chip(x) -> int:
+    """Return the bytes of an array on one chip."""
     return int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
 
 

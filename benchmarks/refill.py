@@ -1,14 +1,15 @@
-"""Cost and benefit of `algo.refill`: short runs with and without it on the embedded model, as a table.
+"""Cost and benefit of `algo.refill` in short runs on the built-in model.
 
     python -m benchmarks.refill                                    # a few minutes on two CPU cores
     python -m benchmarks.refill --steps=20 --refill 0 1 3 9
 
-    game    Plan-Path on 5x5, one agent, GRPO with 4 episodes from each start; only reaching the goal is rewarded
-    task    an answer is right if it begins with one of a few bytes; GRPO with 8 completions of each example
+    game    Plan-Path on 5x5, one agent, GRPO with 4 episodes per start; only reaching the goal is rewarded
+    task    a completion is right if it begins with one of a few bytes; GRPO with 8 completions per example
 
-Columns are means over the updates after the first two, in which programs are compiled: the share of informative groups
-in the batch, its informative completions, the tokens of all rollouts of an update, tokens per informative completion,
-extra rollouts, the share of groups (of the game: starts) that they replaced, and seconds of an update in all.
+Prints a table. Columns are means over the updates after the first two, which compile programs: the fraction of
+informative groups in the batch, its informative completions, the tokens of all rollouts of an update, tokens per
+informative completion, extra rollouts, the fraction of groups (in the game: starts) that they replaced, and the seconds
+per update.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WARM_UP = 2
 
 @dataclasses.dataclass(frozen=True)
 class FirstByte(Task):
-    """A task that a random model solves in a given share of episodes."""
+    """A task that a random model solves in a given fraction of episodes."""
 
     share: float = 1 / 32
     n: int = 4096
@@ -44,7 +45,7 @@ class FirstByte(Task):
         return [f"{part} {i:05d}" for i in range(self.n)]
 
     async def play(self, ask, example: str) -> Outcome:
-        """Reward an answer whose first byte is one of the `share` of all bytes."""
+        """Reward a completion if its first byte is among the first `share` of all bytes."""
         reply = await ask.chat(0).say(example)
         right = reply.text.encode()[:1] < bytes([round(256 * self.share)])
         reply.reward(team=float(right))
@@ -52,7 +53,10 @@ class FirstByte(Task):
 
 
 def game_config() -> ConfigDict:
-    """Plan-Path with a sparse reward; the rows of a start play one group."""
+    """Return the config of Plan-Path with a sparse reward.
+
+    The rows of a start form one group.
+    """
     dense = dict.fromkeys(("step_reward", "invalid_reward", "shaping_reward", "shortest_reward"), 0.0)
     config = planning.puzzle("plan_path", "grpo", 10, size=5, n_train=256, n_test=16, **dense)
     config.rollout.update(dict(num_envs=128, unroll_length=10))
@@ -60,7 +64,7 @@ def game_config() -> ConfigDict:
 
 
 def task_config() -> ConfigDict:
-    """The task above."""
+    """Return the config of `FirstByte`."""
     config = defaults.get_config()
     defaults.use_task(config, "first_byte")
     config.task.update(dict(n_episodes=256, max_new_tokens=8, max_length=128, max_num_seqs=64))
@@ -105,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--refill", nargs="+", type=int, default=[0, 1, 3, 9])
-    parser.add_argument("--steps", type=int, default=8, help="updates of a run, the first two not counted")
+    parser.add_argument("--steps", type=int, default=8, help="Number of updates per run; the first two are not counted")
     args = parser.parse_args()
     TASKS.add("first_byte", "benchmarks.refill:FirstByte")
     for number, (name, refill) in enumerate((name, refill) for name in args.cases for refill in args.refill):

@@ -1,4 +1,4 @@
-"""A sampler without a model, and what the host does beside it: for benchmarks of everything around the batcher."""
+"""A sampler without a model, and CPU times of the host, for benchmarks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
 
 Reply = Callable[[Sequence[int], Sampling], Sequence[int]]
-"""The tokens with which a prompt is answered."""
+"""Returns the completion of a prompt."""
 
 
 @dataclasses.dataclass(eq=False)
 class _Row:
+    """A completion and its progress."""
+
     answer: Completion
     written: int = 0
     shown: int = 0
@@ -32,12 +34,16 @@ class _Row:
 
 
 class Replay:
-    """A `Batcher` in outline, for `BatcherThread`: answers are known, and only their time passes.
+    """A stand-in for `Batcher` that takes time but returns known completions.
 
-    reply  has the answers
-    rows   answers that are written at once
-    chunk  steps between refills
-    rate   tokens a second with all rows; a step takes `floor` seconds at least
+    It has the interface that `BatcherThread` needs.
+
+    Args:
+        reply: Returns the completion of a prompt.
+        rows: Number of completions that are generated at a time.
+        chunk: Number of steps between refills.
+        rate: Tokens per second with all rows.
+        floor: Minimum seconds per step.
     """
 
     n_policies = 1
@@ -55,10 +61,10 @@ class Replay:
         self._chunk: Future | None = None
 
     def check_request(self, ids, sampling, policy=0, n=1):
-        """All are fine."""
+        """Accept all requests."""
 
     def submit(self, ids, sampling, policy=0, n=1, deadline=None) -> int:
-        """Requests get rows in the order in which they come."""
+        """Queue a request; requests get rows in order of arrival."""
         self._ids += 1
         tokens = np.asarray(self.reply(ids, sampling), np.int32)
         finish = "length" if len(tokens) == sampling.max_new_tokens else "stop"
@@ -68,36 +74,38 @@ class Replay:
         return self._ids
 
     def watch(self, request: int, on_tokens: OnTokens) -> None:
-        """As `Batcher.watch`."""
+        """Stream a request. See `Batcher.watch`."""
         self._open[request].on_tokens = on_tokens
 
     def cancel(self, request: int) -> None:
-        """Nothing is cancelled here."""
+        """Do nothing: requests cannot be cancelled."""
 
     def expire(self) -> None:
-        """Nothing has a deadline."""
+        """Do nothing: requests have no deadline."""
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def results(self):
-        """What has finished since the last call."""
+        """Return the completions since the last call."""
         done, self._done = self._done, []
         return done
 
     @property
     def busy(self) -> bool:
+        """Whether any request is unfinished."""
         return bool(self._open)
 
     @property
     def usage(self) -> Usage:
+        """Usage so far."""
         return dataclasses.replace(self._usage)
 
     def refill(self) -> None:
-        """Costs nothing here."""
+        """Do nothing."""
 
     def begin(self, device: Executor) -> Future:
-        """Gives rows to those who wait, and the device a chunk."""
+        """Assign rows to waiting requests and start a chunk."""
         self._began = time.perf_counter()
         while self._waiting and len(self._active) < self.rows:
             self._active.append(self._waiting.popleft())
@@ -105,6 +113,7 @@ class Replay:
         return self._chunk
 
     def _decode(self, seconds: float) -> None:
+        """Sleep for the time of a chunk."""
         began = time.perf_counter()
         if self.last:
             self.between += began - self.last
@@ -116,7 +125,7 @@ class Replay:
         self._usage.device += seconds
 
     def finish(self) -> None:
-        """Waits for the chunk."""
+        """Wait for the chunk."""
         self._chunk.result()
         active, self._active = self._active, []
         for request in active:
@@ -131,7 +140,7 @@ class Replay:
         self._usage.seconds += time.perf_counter() - self._began
 
     def catch_up(self) -> None:
-        """Hands new tokens to the requests that are watched."""
+        """Pass new tokens to the streamed requests."""
         for row in (self._open[request] for request in self._active):
             if row.on_tokens is not None and row.shown < row.written:
                 new = (x[row.shown : row.written].copy() for x in (row.answer.tokens, row.answer.logps))
@@ -143,33 +152,36 @@ class Replay:
 
 
 def thread_seconds(event_loop: str = "MainThread") -> dict[str, float]:
-    """CPU seconds of every thread of this process that Python knows, by name; those of a pool together.
+    """Return the CPU seconds of all Python threads of this process by name.
 
-    `event_loop` is the name of the thread that is listed as such.
+    Threads of a pool are added up. The thread called `event_loop` is listed as "event loop".
     """
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    found: dict[str, float] = collections.defaultdict(float)
+    seconds_by_name: dict[str, float] = collections.defaultdict(float)
     for task in os.listdir("/proc/self/task"):
         fields = Path(f"/proc/self/task/{task}/schedstat").read_text().split()
         name = names.get(int(task), "others")
-        found["event loop" if name == event_loop else name.split("_")[0]] += int(fields[0]) / 1e9
-    return found
+        seconds_by_name["event loop" if name == event_loop else name.split("_")[0]] += int(fields[0]) / 1e9
+    return seconds_by_name
 
 
 def causes(profile: cProfile.Profile, places: Mapping[str, str]) -> dict[str, float]:
-    """CPU seconds of a profiled thread by cause, the largest first.
+    """Return the CPU seconds of a profiled thread by cause, the largest first.
 
-    places  from the beginning of a file's path, below the repository or the library, to what it does; the first counts
+    Args:
+        profile: The profile.
+        places: Maps prefixes of file paths, relative to the repository or the library, to causes. The first match
+            counts.
     """
 
     def cause(file: str) -> str:
         return next((name for start, name in places.items() if f"/{start}" in file), "others")
 
-    found: dict[str, float] = collections.defaultdict(float)
+    seconds_by_cause: dict[str, float] = collections.defaultdict(float)
     for (file, _, _), (_, _, seconds, _, callers) in pstats.Stats(profile).stats.items():
-        if file == "~":  # builtins count for who calls them
+        if file == "~":  # builtins are attributed to their callers
             for (caller, _, _), (_, _, own, _) in callers.items():
-                found[cause(caller)] += own
+                seconds_by_cause[cause(caller)] += own
         else:
-            found[cause(file)] += seconds
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+            seconds_by_cause[cause(file)] += seconds
+    return dict(sorted(seconds_by_cause.items(), key=lambda item: -item[1]))

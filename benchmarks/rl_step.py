@@ -1,18 +1,18 @@
-"""How long one whole step of reinforcement learning takes: rollout and update, as one JSON line and a table.
+"""Time of a training step, as a JSON line and a table.
 
     python -m benchmarks.rl_step
-    python -m benchmarks.rl_step --share=1      # a row for every answer: the learner reads a prompt as often
+    python -m benchmarks.rl_step --share=1      # one row per completion, so the learner reads prompts repeatedly
 
-Qwen2.5-0.5B's shape with random weights, `--completions` answers of `--new` tokens to prompts of `--prompt` tokens in
-groups of `--group`, temperature 1, no KL. The rollout is `answering.act` (each prompt is read once, its cache
-repeated); a row of samples is a prompt with all answers of its group. The update is AT-GRPO's `compute_advantages` and
-`update.make_update` with its objective and settings, AdamW, master weights and moments in float32, arithmetic in
-bfloat16; laying the new weights out for the sampler is part of the rollout. A random number stands for the reward. Each
-time is the median of `--repeats` steps after a first one.
+The model has Qwen2.5-0.5B's shape and random weights. It samples `--completions` completions of `--new` tokens for
+prompts of `--prompt` tokens in groups of `--group`, at temperature 1 and without KL. The rollout is `answering.act`,
+which prefills each prompt once and repeats its cache. A row of samples is a prompt with all completions of its group.
+The update is AT-GRPO's `compute_advantages` and `update.make_update` with its objective and settings, AdamW, master
+weights and moments in float32, and bfloat16 arithmetic. The rollout includes the conversion of the new weights for the
+sampler. Rewards are random. Each time is the median of `--repeats` steps after the first one.
 
-`mfu` is the operations of all tokens that are read or written, 2 · parameters · tokens in the rollout and
-6 · parameters · tokens in the update (prompts counted as often as they are read), over seconds · 790 TFLOP/s, the rate
-of a large bf16 matrix product measured on an H200.
+`mfu` is the number of operations over seconds · 790 TFLOP/s, the rate of a large bf16 matrix product measured on an
+H200. Operations are 2 · parameters · tokens in the rollout and 6 · parameters · tokens in the update, where prompts
+count as often as they are read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from marl_jax.samples import Samples, from_prompts, row_length
 
 
 def rollout(policy, group: int, share: int, weights: dict, prompts: jax.Array, key: jax.Array) -> Samples:
-    """`group` answers to each prompt, int32 [G, T], in rows of `share` answers."""
+    """Sample `group` completions per prompt, int32 [G, T], in rows of `share` completions."""
     groups, time = prompts.shape
     n = groups * group
     decision = answering.act(
@@ -46,7 +46,7 @@ def rollout(policy, group: int, share: int, weights: dict, prompts: jax.Array, k
     rows = n // share
     number = jnp.arange(n, dtype=jnp.int32)
     in_rows = lambda x: x.reshape(rows, share, *x.shape[1:])  # noqa: E731
-    room = row_length(time, policy.width if share == 1 else 1) - time  # of a single answer, behind its prompt
+    room = row_length(time, policy.width if share == 1 else 1) - time  # for a single completion after its prompt
     return from_prompts(
         jnp.repeat(jnp.pad(prompts, ((0, 0), (0, room))), group // share, axis=0), jnp.full((rows,), time, jnp.int32),
         in_rows(decision.answers), in_rows(decision.lengths), in_rows(decision.logps),
@@ -56,6 +56,7 @@ def rollout(policy, group: int, share: int, weights: dict, prompts: jax.Array, k
 
 
 def main():
+    """Run the benchmark and print its results."""
     gpu = jax.default_backend() == "gpu"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen2.5-0.5b" if gpu else "tiny")
@@ -63,7 +64,9 @@ def main():
     parser.add_argument("--group", type=int, default=8 if gpu else 4)
     parser.add_argument("--prompt", type=int, default=256 if gpu else 16)
     parser.add_argument("--new", type=int, default=256 if gpu else 16)
-    parser.add_argument("--share", type=int, default=None, help="answers that share a prompt in the update")
+    parser.add_argument(
+        "--share", type=int, default=None, help="Number of completions that share a prompt in the update"
+    )
     parser.add_argument("--grad_accum_steps", type=int, default=1)
     parser.add_argument("--remat", default="none")
     parser.add_argument("--repeats", type=int, default=5)
@@ -83,9 +86,9 @@ def main():
     update = make_update(policy, optimizer, algorithm.objective, algo)
 
     def learn(train_state, samples, key):
-        samples, found = algorithm.compute_advantages(policy, train_state.weights, samples, algo)
+        samples, more = algorithm.compute_advantages(policy, train_state.weights, samples, algo)
         train_state, metrics = update(train_state, samples, key)
-        return train_state, {**metrics, **found}
+        return train_state, {**metrics, **more}
 
     options = compiler_options()
     play = jax.jit(lambda *given: rollout(policy, args.group, share, *given), compiler_options=options)

@@ -1,13 +1,14 @@
-"""How fast the sampler generates, as one JSON line per case.
+"""Throughput of the sampler, as one JSON line per case.
 
-    python -m benchmarks.sampler                      # every case that fits this machine
+    python -m benchmarks.sampler                      # all cases that fit this machine
     python -m benchmarks.sampler --models=qwen2.5-0.5b --rows=256 --peers=dynamic,static
 
-Random weights in the published shapes, `--prompt` tokens read and `--new` tokens written per row at temperature 1, in
-bfloat16 on accelerators. `tokens_per_s` counts generated tokens over decoding time, `with_prefill_tokens_per_s` over
-the whole call. `floor_share` is the time that bytes and operations alone would take (weights and filled cache slots
-read once, logits written and read once, at the copy bandwidth and matrix rate measured on an H200) over the time taken.
-`memory_ratio` is what the compiler allocates for a decoding chunk over weights + cache + logits.
+Weights are random with published shapes. Each row prefills `--prompt` tokens and generates `--new` tokens at
+temperature 1, in bfloat16 on accelerators. `tokens_per_s` is generated tokens over decoding time, and
+`with_prefill_tokens_per_s` over the time of the call. `floor_share` is the time that bytes and operations alone would
+take (weights and filled cache slots read once, logits written and read once, at the copy bandwidth and matrix rate
+measured on an H200) over the actual time. `memory_ratio` is the memory that the compiler allocates for a decoding chunk
+over weights + cache + logits.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ from models import registry
 from models.config import ModelConfig
 from models.model import build
 
-BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # one H200, measured: copy of a large array, large bf16 matrix product
+BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # measured on one H200: copy of a large array, large bf16 matrix product
 
 
 def random_params(model, dtype):
-    """Random weights laid out for decoding, made in place of their stacked form, so that the peak is theirs alone."""
+    """Return random weights for decoding.
+
+    They are created unstacked, so that the peak memory is that of the weights.
+    """
     shapes = jax.eval_shape(lambda p: model.unstack(p, dtype), model.abstract(dtype))
     leaves, tree = jax.tree.flatten(shapes)
     keys = jax.random.split(jax.random.key(0), len(leaves))
@@ -43,7 +47,7 @@ def random_params(model, dtype):
 
 
 def floor_seconds(cfg: ModelConfig, rows: int, prompt: int, new: int) -> float:
-    """The least time for the decoding steps of one batch."""
+    """Return the minimum time for the decoding steps of one batch."""
     steps = 0.0
     for length in range(prompt, prompt + new):
         weights = max(2 * cfg.n_params / BYTES_PER_S, 2 * cfg.n_params * rows / FLOPS_PER_S)
@@ -54,6 +58,7 @@ def floor_seconds(cfg: ModelConfig, rows: int, prompt: int, new: int) -> float:
 
 
 def median_seconds(run, repeats: int) -> float:
+    """Return the median time of `repeats` calls."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -63,11 +68,12 @@ def median_seconds(run, repeats: int) -> float:
 
 
 def report(**figures):
+    """Print a JSON line."""
     print(json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in figures.items()}), flush=True)
 
 
 def fixed_batch(name: str, rows: int, prompt: int, new: int, dtype, repeats: int) -> None:
-    """All rows alike: `rows` × (`prompt` + `new`)."""
+    """Measure a batch of `rows` × (`prompt` + `new`) tokens."""
     model = build(registry.get(name).config)
     cfg = model.cfg
     engine = Engine(model, random_params(model, dtype), dtype=dtype)
@@ -114,7 +120,7 @@ def fixed_batch(name: str, rows: int, prompt: int, new: int, dtype, repeats: int
 
 
 def allocated(engine: Engine, rows: int, slots: int, settings) -> float:
-    """Bytes that the compiled decoding chunk holds at its peak."""
+    """Return the peak bytes of the compiled decoding chunk."""
     cache = jax.eval_shape(lambda: kv.empty(engine.model.cfg, rows, slots, engine.dtype))
     column = jax.ShapeDtypeStruct((rows,), jnp.int32)
     state = decode.Rows(cache, column, column, column)
@@ -128,7 +134,10 @@ def allocated(engine: Engine, rows: int, slots: int, settings) -> float:
 
 
 def continuous(name: str, rows: int, requests: int, dtype, scale: int) -> None:
-    """Prompts of 32–512 tokens, answers of 16–512, through continuous batching; `scale` divides both."""
+    """Measure continuous batching.
+
+    Prompts have 32 to 512 tokens and completions 16 to 512, both divided by `scale`.
+    """
     model = build(registry.get(name).config)
     engine = Engine(model, random_params(model, dtype), dtype=dtype)
     rng = np.random.default_rng(0)
@@ -165,7 +174,7 @@ def continuous(name: str, rows: int, requests: int, dtype, scale: int) -> None:
 
 
 def transformers_peer(name: str, rows: int, prompt: int, new: int, cache: str, repeats: int) -> None:
-    """`transformers.generate` on the same shapes, in the same run."""
+    """Measure `transformers.generate` on the same shapes in the same run."""
     import torch
     import transformers
 
@@ -202,6 +211,7 @@ def transformers_peer(name: str, rows: int, prompt: int, new: int, cache: str, r
 
 
 def main():
+    """Run all cases."""
     gpu = jax.default_backend() == "gpu"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="qwen2.5-0.5b,qwen2.5-1.5b,smollm2-135m" if gpu else "tiny")
@@ -209,8 +219,15 @@ def main():
     parser.add_argument("--prompt", type=int, default=256 if gpu else 64)
     parser.add_argument("--new", type=int, default=256 if gpu else 64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--continuous", type=int, default=1024 if gpu else 64, help="requests; 0 leaves the case out")
-    parser.add_argument("--peers", default="", help="transformers caches to run beside: dynamic,static (needs torch)")
+    parser.add_argument(
+        "--continuous",
+        type=int,
+        default=1024 if gpu else 64,
+        help="Number of requests for continuous batching; 0 skips it",
+    )
+    parser.add_argument(
+        "--peers", default="", help="Caches of transformers to compare with: dynamic,static (needs torch)"
+    )
     args = parser.parse_args()
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     names, sizes = args.models.split(","), [int(r) for r in args.rows.split(",")]

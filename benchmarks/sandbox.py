@@ -1,10 +1,10 @@
-"""Measure the sandbox: programs per second, wall limits and leaks, as JSON lines.
+"""Programs per second, wall limits and leaks of the sandbox, as JSON lines.
 
-    python -m benchmarks.sandbox                                # programs a second, and how well wall limits hold
+    python -m benchmarks.sandbox                                # programs per second, and accuracy of wall limits
     python -m benchmarks.sandbox --leaks=10000                  # processes, files and memory before and after
 
-Every line says which layers hold, how many CPUs there are and the load of the machine when it began: a busy machine
-halves the rate. `--namespaces` picks one way to isolate instead of the strongest: bubblewrap, unshare or none.
+Every line has the active isolation layers, the number of CPUs and the load of the machine at the start: a busy machine
+halves the rate. `--namespaces` selects an isolation method instead of the strongest one: bubblewrap, unshare or none.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ BAD = {
 
 
 def report(sandbox, load, **what):
-    """A line of JSON."""
+    """Print a JSON line."""
     where = {"layers": sandbox.layers, "workers": sandbox.workers, "cpus": os.cpu_count(), "load": load}
     print(json.dumps({**what, **where}), flush=True)
 
 
 async def speed(sandbox, count):
-    """Programs a second: small ones with standard input, and ones with three tests."""
+    """Measure programs per second, with standard input and with three tests."""
     for what in ("run", "run_asserts"):
         load = os.getloadavg()[0]
         started, cpu = time.monotonic(), _cpu()
@@ -59,11 +59,12 @@ async def speed(sandbox, count):
 
 
 async def overshoot(sandbox, rounds=5):
-    """By how much programs of bad will exceed their wall limit, as the caller sees it."""
+    """Measure by how much malicious programs exceed their wall limit for the caller."""
     load = os.getloadavg()[0]
     limits = Limits(wall=0.5, cpu=60.0, processes=32)
 
     async def one(program):
+        """Return the overshoot in seconds and the limit that ended the program."""
         started = time.monotonic()
         result = await sandbox.run(program, limits=limits)
         return time.monotonic() - started - limits.wall, result.limit
@@ -77,11 +78,12 @@ async def overshoot(sandbox, rounds=5):
 
 
 def _cpu():
+    """Return the CPU seconds of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
-MIXED = (  # what programs do wrong, in the shares of a bad day
+MIXED = (  # programs and their weights in the mix
     ("print(sum(range(100)))", 60),
     ("1 / 0", 10),
     ("import os\nos._exit(3)", 5),
@@ -97,6 +99,7 @@ MIXED = (  # what programs do wrong, in the shares of a bad day
 
 
 def _user(pid):
+    """Return the user id of a process, or -1."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -104,7 +107,7 @@ def _user(pid):
 
 
 def held():
-    """Processes below this one and of users that only programs have, descriptors, memory, folders, mounts."""
+    """Return the numbers of processes, descriptors, folders and mounts, and the memory."""
     memory = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / (1 << 20)
     return {
         "processes": len(descendants(os.getpid())),
@@ -117,7 +120,10 @@ def held():
 
 
 async def leaks(sandbox, count):
-    """Run a mix of good and bad programs and compare what is held after the first few with what is held at the end."""
+    """Run a mix of good and bad programs and report resources before and after.
+
+    The first measurement follows the first batch of programs.
+    """
     chance = random.Random(0)
     texts, weights = zip(*MIXED, strict=True)
     limits = Limits(wall=2.0, cpu=0.3, memory_mb=256)
@@ -140,7 +146,7 @@ def main():
     parser.add_argument("--programs", type=int, default=500)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--namespaces", choices=("bubblewrap", "unshare", "none"))
-    parser.add_argument("--python", help="another interpreter for the programs")
+    parser.add_argument("--python", help="Interpreter for the programs")
     parser.add_argument("--leaks", type=int, metavar="PROGRAMS")
     options = parser.parse_args()
     plan = None

@@ -1,34 +1,35 @@
-r"""How a server bears many clients at once, as one JSON line per case; exits with 1 if an answer was lost or mixed up.
+r"""Load test of the server with many clients, as one JSON line per case.
 
     python -m benchmarks.serving                                          # `tiny` on a CPU: 2,000 requests, 200 clients
     python -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
         --model=random:qwen2.5-0.5b-instruct --dtype=bfloat16             # one H200
     python -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
-        --replay=FOLDER --profile                                         # what serving costs the host, without a GPU
+        --replay=FOLDER --profile                                         # host overhead of serving, without a GPU
 
 Cases, `--cases=whole,streams,sessions`:
 
-whole     requests whose answer comes in one piece, half of them at `/v1/completions`
-streams   the same answers as streams
-sessions  a session for each client, which asks `--turns` times for a stream and sends the whole conversation each time
+whole     requests without streaming, half of them at `/v1/completions`
+streams   the same requests with streaming
+sessions  one session per client, which makes `--turns` streaming requests and sends the full conversation each time
 
-This process serves as `launch.py --mode=serve` does, and others (`--processes`) ask over one connection per client.
-Every prompt has a seed, and answers to the same prompt must be the same: `mixed_up` counts those that are not those of
-most, `lost` requests without an answer. On an accelerator answers are equal up to rounding only: `mixed_up` is null.
-Before that, the same requests, or conversations, go to the same batcher directly: `raw_tokens_per_s` is its throughput,
-the best of three, and `of_raw` the share of it that clients got. `first_…` is the time to the first piece of a stream,
-`between_…` that between two pieces, and `token_…` the same per token of a chunk. `growth_mib` is what the memory of the
-serving process grew by from the first quarter of a case to its end.
+This process serves as `launch.py --mode=serve` does. Other processes (`--processes`) send requests over one connection
+per client. Every prompt has a seed, so responses to the same prompt must be equal. `mixed_up` counts responses that
+differ from the majority, and `lost` requests without a response. The exit status is 1 if there are any. On an
+accelerator responses are equal only up to rounding, and `mixed_up` is null. Before each case, the same requests or
+conversations go directly to the batcher: `raw_tokens_per_s` is its throughput, the best of three, and `of_raw` is the
+fraction that clients got. `first_…` is the time to the first chunk of a stream, `between_…` the time between two
+chunks, and `token_…` the same per token. `growth_mib` is the growth of the serving process's memory from the first
+quarter of a case to its end.
 
-With `--workers=N` so many processes answer HTTP for this one, as with `serve.workers`, and clients ask each session at
-its `base_url`.
+With `--workers=N`, N processes handle HTTP for this one, as with `serve.workers`, and clients send the requests of a
+session to its `base_url`.
 
-`cpu_s` are the CPU seconds of each thread of the serving process, and of its workers. With `--replay`, the folder of a
-tokenizer, there is no model: answers are known, and their time passes as on a device that writes `--rate` tokens a
-second with all rows. The case is then run again with answers half as long. From what that saves follows the host's CPU
-time `ms_per_piece`, and the rest is `ms_per_request`: of an answer, with its share of what a session costs besides.
-With `--profile` two further runs, under cProfile, say what the event loop's thread does, by cause; it runs slower, so
-only the shares count.
+`cpu_s` has the CPU seconds of each thread of the serving process and of its workers. With `--replay`, the folder of a
+tokenizer, there is no model: completions are known, and they take as long as on a device that generates `--rate` tokens
+per second with all rows. The case is then repeated with completions of half the length. The difference gives the host's
+CPU time `ms_per_piece` for a chunk, and the rest is `ms_per_request` for a completion, including its share of the
+session. With `--profile`, two further runs under cProfile show the time of the event loop by cause. They are slower, so
+only the proportions count.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ from marl_jax.serving.workers import pool
 from marl_jax.setup.served_models import ModelSource, load_models
 from models import tokenizers
 
-CHUNK = 16  # tokens of a piece: the batcher's decoding steps between two looks
-CAUSES = {  # the beginning of a file's path below the repository or the library, and what it does
+CHUNK = 16  # tokens per chunk, the batcher's decoding steps between two updates
+CAUSES = {  # prefixes of file paths relative to the repository or the library, and their purpose
     "marl_jax/serving/traces": "traces",
     "marl_jax/line_writer": "traces",
     "marl_jax/serving/text": "text of pieces",
@@ -100,7 +101,7 @@ CAUSES = {  # the beginning of a file's path below the repository or the library
 
 
 def raw_tokens_per_s(args, model: ServedModel, case: str) -> float:
-    """Throughput of the batcher where the same requests, or the conversations of sessions, come to it directly."""
+    """Return the throughput of the batcher when it gets the same requests directly."""
     turns = args.turns if case == "sessions" else 1
     requests = args.clients if case == "sessions" else args.requests
     speaker, waiting, tokens = model.speaker, collections.deque(range(requests)), 0
@@ -129,20 +130,23 @@ def raw_tokens_per_s(args, model: ServedModel, case: str) -> float:
 
 
 def real_source(args) -> ModelSource:
-    """The model that was asked for, compiled."""
+    """Return the requested model, compiled."""
     config = defaults.get_config()
     config.model.dtype = args.dtype
     config.serve.update(dict(models=(f"served={args.model}",), max_num_seqs=args.rows, max_length=args.max_length))
     (source,) = load_models(config, Path("."))
     batcher = source.sampler.batchers[0]
-    if jax.default_backend() == "cpu":  # elsewhere it has begun to
+    if jax.default_backend() == "cpu":  # elsewhere it is already compiling
         batcher.compile()
     batcher.wait_until_compiled()
     return source
 
 
 def replayed_source(args) -> ModelSource:
-    """No model: the same prompt and seed get the same words, at the speed of a device."""
+    """Return a stand-in without a model.
+
+    The same prompt and seed get the same words, at the speed of a device.
+    """
     tokenizer = tokenizers.load(args.replay)
     words = tokenizer.encode(" ".join(random.Random(0).choices(WORDS, k=4096)))[: 4096 - args.new]
 
@@ -156,17 +160,21 @@ def replayed_source(args) -> ModelSource:
 
 
 class Meter:
-    """What the serving process spends between two requests for `/benchmark`, which are answered by its event loop."""
+    """CPU time of the serving process between two requests to `/benchmark`.
+
+    The event loop of the server answers these requests.
+    """
 
     def __init__(self):
         self._before: dict[str, float] = {}
         self._profile: cProfile.Profile | None = None
 
     def route(self) -> Route:
-        """The route of the meter."""
+        """Return the route of the meter."""
         return Route("/benchmark", self._measure, methods=["POST"])
 
     async def _measure(self, request: Request) -> JSONResponse:
+        """Return the CPU seconds since the last request."""
         by_cause = {}
         if self._profile is not None:
             self._profile.disable()
@@ -181,20 +189,20 @@ class Meter:
 
 
 def worker_seconds() -> dict[str, float]:
-    """CPU seconds of every worker of this process."""
-    found = {}
+    """Return the CPU seconds of every worker of this process."""
+    seconds = {}
     for pid in Path("/proc/self/task").glob("*/children"):
         for child in pid.read_text().split():
             command = Path(f"/proc/{child}/cmdline").read_text().split("\0")
             if pool.WORKER in command:
                 tasks = Path(f"/proc/{child}/task").glob("*/schedstat")
                 number = command[command.index(pool.WORKER) + 1]
-                found[f"worker {number}"] = sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-    return dict(sorted(found.items()))
+                seconds[f"worker {number}"] = sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+    return dict(sorted(seconds.items()))
 
 
 def serve_and_ask(args, argv: list[str]) -> int:
-    """Serves in this process while others ask; the exit code of the one that reports."""
+    """Serve in this process while others send requests, and return their exit code."""
     source = replayed_source(args) if args.replay else real_source(args)
     raw, limits = {}, Limits(concurrent=4 * args.clients)
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(source.sampler):
@@ -218,27 +226,31 @@ def serve_and_ask(args, argv: list[str]) -> int:
 
 
 def ask(args) -> int:
-    """Asks the server of the parent process; 1 where answers were lost or mixed up."""
+    """Send requests to the parent process; return 1 if responses were lost or mixed up."""
     raw, failed = json.loads(args.raw), 0
     with contextlib.closing(ClientProcesses(args)) as clients:
         for case in args.cases.split(","):
-            clients.run(case)  # compiles what a case needs
+            clients.run(case)  # compiles the programs of the case
             seen, cpu = best(args, clients, case)
-            found = summary(args, case, seen)
+            figures = summary(args, case, seen)
             costs = per_piece(args, clients, case, cpu) if args.replay else {}
-            shares = dict(raw_tokens_per_s=raw[case], of_raw=found["tokens_per_s"] / raw[case])
+            shares = dict(raw_tokens_per_s=raw[case], of_raw=figures["tokens_per_s"] / raw[case])
             cpu = {name: round(seconds, 3) for name, seconds in cpu.items() if seconds >= 0.001}
             model = "replay" if args.replay else args.model
-            report(**found, **shares, **costs, cpu_s=cpu, model=model, rows=args.rows, new=args.new,
+            report(**figures, **shares, **costs, cpu_s=cpu, model=model, rows=args.rows, new=args.new,
                    workers=args.workers, processes=args.processes, cores=os.cpu_count())  # fmt: skip
-            failed += found["lost"] + (found["mixed_up"] or 0)
+            failed += figures["lost"] + (figures["mixed_up"] or 0)
             if args.profile:
                 print_causes(args, clients, case)
     return 1 if failed else 0
 
 
 def metered(args, clients: ClientProcesses, case: str, profile: bool = False, **changes) -> tuple[Seen, dict, dict]:
-    """What clients saw, and the CPU seconds of the serving process by thread and, under cProfile, by cause."""
+    """Run a case and return the clients' results and the server's CPU seconds.
+
+    Returns:
+        The results of the clients, the CPU seconds of the serving process by thread, and those by cause under cProfile.
+    """
 
     async def measure(profile: bool) -> dict:
         async with Client(args.port) as client:
@@ -251,34 +263,40 @@ def metered(args, clients: ClientProcesses, case: str, profile: bool = False, **
 
 
 def best(args, clients: ClientProcesses, case: str, **changes) -> tuple[Seen, dict[str, float]]:
-    """The fastest of some runs, and the CPU seconds by thread of that which took the fewest: others use the machine."""
+    """Return the fastest of several runs, and the CPU seconds of the cheapest.
+
+    Other programs may use the machine at the same time.
+    """
     runs = [metered(args, clients, case, **changes)[:2] for _ in range(args.repeats)]
     fastest = min((seen for seen, _ in runs), key=lambda seen: seen.ended - seen.began)
     return fastest, min((cpu for _, cpu in runs), key=lambda cpu: sum(cpu.values()))
 
 
 def counts(args, case: str, new: int) -> tuple[int, int]:
-    """How many answers there are, and of how many pieces."""
+    """Return the number of completions and the number of chunks."""
     answers = args.clients * args.turns if case == "sessions" else args.requests
     return answers, answers * -(-new // CHUNK)
 
 
 def split(args, case: str, long: float, short: float) -> tuple[float, float]:
-    """Seconds per piece and per request, from those of all answers and of answers half as long."""
+    """Return the seconds per chunk and per request.
+
+    They follow from the seconds for all completions (`long`) and for completions of half the length (`short`).
+    """
     answers, pieces = counts(args, case, args.new)
     piece = (long - short) / (pieces - counts(args, case, args.new // 2)[1])
     return piece, (long - piece * pieces) / answers
 
 
 def per_piece(args, clients: ClientProcesses, case: str, cpu: dict[str, float]) -> dict[str, float]:
-    """The host's CPU time, all threads together."""
+    """Return the host's CPU time per chunk and per request over all threads."""
     _, short = best(args, clients, case, new=args.new // 2)
     piece, request = split(args, case, sum(cpu.values()), sum(short.values()))
     return dict(ms_per_piece=1000 * piece, ms_per_request=1000 * request)
 
 
 def print_causes(args, clients: ClientProcesses, case: str) -> None:
-    """A table of what the event loop does."""
+    """Print a table of the event loop's time by cause."""
     _, _, long = metered(args, clients, case, profile=True)
     _, _, short = metered(args, clients, case, profile=True, new=args.new // 2)
     print(f"  event loop by cause, profiled, ms {'a piece':>24}{'a request':>12}{'all, s':>10}")
@@ -288,11 +306,11 @@ def print_causes(args, clients: ClientProcesses, case: str) -> None:
 
 
 def summary(args, case: str, seen: Seen) -> dict:
-    """What clients saw, in numbers."""
+    """Return the figures of the clients."""
     requests, wall = args.clients if case == "sessions" else args.requests, seen.ended - seen.began
     tallies = [collections.Counter(texts) for texts in seen.answers.values()]
     memory = [mib for _, mib in seen.memory]
-    found = {
+    figures = {
         "case": case, "requests": requests, "clients": args.clients, "lost": seen.lost,
         "mixed_up": sum(sum(c.values()) - max(c.values()) for c in tallies), "wall_s": wall,
         "requests_per_s": requests / wall, "tokens_per_s": seen.tokens / wall,
@@ -300,35 +318,37 @@ def summary(args, case: str, seen: Seen) -> dict:
         "growth_mib": max(memory[-1] - memory[len(memory) // 4], 0.0) if memory else 0.0,
     }  # fmt: skip
     if args.inexact:
-        why = f"on a {args.inexact}, batches of other sizes round differently, and answers need not be equal"
-        found |= {"mixed_up": None, "mixed_up_null": why}
+        why = f"on a {args.inexact}, batches of different sizes round differently, so responses need not be equal"
+        figures |= {"mixed_up": None, "mixed_up_null": why}
     per_token = [seconds / CHUNK for seconds in seen.between]
     for name, times in (("first", seen.first), ("between", seen.between), ("token", per_token)):
         if times:
-            found |= {f"{name}_p50_s": np.percentile(times, 50), f"{name}_p99_s": np.percentile(times, 99)}
-    return found
+            figures |= {f"{name}_p50_s": np.percentile(times, 50), f"{name}_p99_s": np.percentile(times, 99)}
+    return figures
 
 
 def main() -> int:
-    """Runs the cases."""
+    """Run the cases and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="whole,streams,sessions")
-    parser.add_argument("--model", default="random:tiny", help="as in serve.models")
+    parser.add_argument("--model", default="random:tiny", help="Model, as in serve.models")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--processes", type=int, default=max(1, min(4, (os.cpu_count() or 1) // 4)), help="of clients")
-    parser.add_argument("--workers", type=int, default=0, help="as serve.workers")
+    parser.add_argument(
+        "--processes", type=int, default=max(1, min(4, (os.cpu_count() or 1) // 4)), help="Number of client processes"
+    )
+    parser.add_argument("--workers", type=int, default=0, help="Number of HTTP workers, as in serve.workers")
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--new", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=1, help="runs of a case, of which the best counts")
-    parser.add_argument("--replay", help="the folder of a tokenizer: known answers take the place of a model")
-    parser.add_argument("--rate", type=float, default=88_000.0, help="of a replay, tokens a second of all rows")
-    parser.add_argument("--floor", type=float, default=0.001, help="of a replay, seconds of a step at least")
-    parser.add_argument("--profile", action="store_true", help="of a replay, the event loop's time by cause")
+    parser.add_argument("--repeats", type=int, default=1, help="Number of runs per case; the best one counts")
+    parser.add_argument("--replay", help="Folder of a tokenizer; replays known completions instead of using a model")
+    parser.add_argument("--rate", type=float, default=88_000.0, help="Tokens per second of all rows in a replay")
+    parser.add_argument("--floor", type=float, default=0.001, help="Minimum seconds per step in a replay")
+    parser.add_argument("--profile", action="store_true", help="Print the event loop's time by cause in a replay")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--server", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--raw", help=argparse.SUPPRESS)

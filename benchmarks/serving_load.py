@@ -1,4 +1,4 @@
-"""Clients of a server under load, in processes of their own, and what they see; `serving.py` is the benchmark."""
+"""Client processes for the load test in `serving.py`, and their results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WORDS = ["river", "stone", "cloud", "green", "seven", "lamp", "quiet", "door", "
 
 
 def question(i: int, args) -> list[dict]:
-    """The messages of request i; there are `--questions` different ones."""
+    """Return the messages of request i; there are `--questions` different ones."""
     words = random.Random(i % args.questions).choices(WORDS, k=4 + i % args.questions % 8)
     return [{"role": "user", "content": f"{i % args.questions}: {' '.join(words)}"}]
 
 
 def follow_up(turn: int) -> dict:
-    """What a session asks after the answer of a turn."""
+    """Return the user message of a session after a turn."""
     return {"role": "user", "content": f"and {turn}?"}
 
 
@@ -32,7 +32,7 @@ def follow_up(turn: int) -> dict:
 
 
 class Client(asyncio.Protocol):
-    """One connection that is kept open, and as little work per piece of an answer as possible."""
+    """A client with one persistent connection and minimal work per chunk."""
 
     def __init__(self, port: int, key: str = "none-needed"):
         self.port, self.key = port, key
@@ -49,21 +49,22 @@ class Client(asyncio.Protocol):
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Notes when it came."""
+        """Record data and its time of arrival."""
         self._parts.append((time.perf_counter(), data))
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whoever waits is woken."""
+        """Wake up the waiting request."""
         self._closed = True
         self._wake()
 
     def _wake(self) -> None:
+        """Wake up the waiting request."""
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
     async def send(self, path: str, body: dict) -> dict[str, str]:
-        """Sends a request and reads the head of the answer; its status is under ""."""
+        """Send a request and return the response headers, with the status under ""."""
         text = json.dumps(body).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nAuthorization: Bearer {self.key}\r\n"
@@ -76,11 +77,11 @@ class Client(asyncio.Protocol):
             await self._more()
         lines = self._data[:end].decode("latin-1").split("\r\n")
         self._start = end + 4
-        found = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-        return found | {"": lines[0].split()[1]}
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        return headers | {"": lines[0].split()[1]}
 
     async def _more(self) -> None:
-        """Waits until more of the answer is there, and notes when it came."""
+        """Wait for more of the response and record its time of arrival."""
         if not self._parts:
             if self._closed:
                 raise OSError("the server closed the connection")
@@ -92,7 +93,11 @@ class Client(asyncio.Protocol):
         self._parts.clear()
 
     async def _exchange(self, path: str, body: dict) -> tuple[dict[str, str], bytes, list[tuple[float, int]]]:
-        """Sends a request: the head of the answer, its body, and when how much of it was there."""
+        """Send a request and return the response.
+
+        Returns:
+            The headers, the body, and (time, bytes received so far) of every arrival.
+        """
         head = await self.send(path, body)
         length, start = head.get("content-length"), self._start
         while len(self._data) < start + int(length) if length else not self._data.endswith(b"\r\n0\r\n\r\n"):
@@ -100,7 +105,7 @@ class Client(asyncio.Protocol):
         return head, self._data[start:], [(at, size - start) for at, size in self._marks]
 
     async def ask(self, path: str, body: dict) -> dict:
-        """The JSON value of an answer."""
+        """Send a request and return the JSON response."""
         while True:
             head, data, _ = await self._exchange(path, body)
             if head[""] != "429":
@@ -111,7 +116,11 @@ class Client(asyncio.Protocol):
         return json.loads(data)
 
     async def stream(self, body: dict) -> tuple[str, list[float], int]:
-        """The text of a streamed answer, when its pieces came, in seconds from the request, and its tokens."""
+        """Send a streaming request.
+
+        Returns:
+            The text, the times of its chunks in seconds from the request, and the number of tokens.
+        """
         began, text, times, tokens = time.perf_counter(), "", [], 0
         more = {"stream": True, "stream_options": {"include_usage": True}}
         head, data, marks = await self._exchange("/v1/chat/completions", body | more)
@@ -145,13 +154,18 @@ class Client(asyncio.Protocol):
 
 @dataclasses.dataclass
 class Seen:
-    """What clients saw.
+    """The results of the clients.
 
-    began, ended    values of time.perf_counter(), which all processes share
-    seconds         of requests, or whole sessions
-    first, between  seconds to the first piece of a stream, and between two
-    answers         by what was asked
-    memory          MiB of the serving process, from time to time
+    Attributes:
+        began: Start, from time.perf_counter(), which all processes share.
+        ended: End.
+        seconds: Durations of requests or sessions.
+        first: Seconds to the first chunk of a stream.
+        between: Seconds between two chunks.
+        answers: Responses by request.
+        memory: Samples of (time, MiB of the serving process).
+        tokens: Number of tokens.
+        lost: Number of requests without a response.
     """
 
     began: float
@@ -165,43 +179,43 @@ class Seen:
     lost: int = 0
 
     def add(self, other: Seen) -> None:
-        """Adds what other clients saw meanwhile."""
+        """Add the results of other clients."""
         self.began, self.ended = min(self.began, other.began), max(self.ended, other.ended)
         for name in ("seconds", "first", "between", "tokens", "lost"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for asked, texts in other.answers.items():
-            self.answers[asked] += texts
+        for request, texts in other.answers.items():
+            self.answers[request] += texts
         self.memory = sorted(self.memory + other.memory)
 
 
 class Load:
-    """Requests from the clients of one process; `part` of all `args.processes`."""
+    """The requests of one client process, number `part` of `args.processes`."""
 
     def __init__(self, args, part: int):
         self.args, self.part, self.seen = args, part, Seen(time.perf_counter())
 
     def body(self, i: int) -> dict:
-        """Request i; its question decides its seed."""
+        """Return request i; its question determines its seed."""
         seed = i % self.args.questions
         return {"model": "served", "messages": question(i, self.args), "seed": seed, "max_tokens": self.args.new}
 
     async def whole(self, client: Client, i: int) -> None:
-        """An answer in one piece."""
+        """Send a request without streaming."""
         body, path = self.body(i), "/v1/chat/completions"
         if i % 2:
             body["prompt"], path = body.pop("messages")[0]["content"], "/v1/completions"
-        found = await client.ask(path, body)
-        choice = found["choices"][0]
+        response = await client.ask(path, body)
+        choice = response["choices"][0]
         said = choice["text"] if i % 2 else choice["message"]["content"]
         self.seen.answers[path, i % self.args.questions].append(said)
-        self.seen.tokens += found["usage"]["completion_tokens"]
+        self.seen.tokens += response["usage"]["completion_tokens"]
 
     async def streams(self, client: Client, i: int) -> None:
-        """An answer in pieces."""
+        """Send a streaming request."""
         self.seen.answers["stream", i % self.args.questions].append(await self._streamed(client, self.body(i)))
 
     async def sessions(self, client: Client, i: int) -> None:
-        """A conversation of several turns in a session of its own."""
+        """Run a conversation of several turns in a new session."""
         opened = await client.ask("/v1/sessions", {"seed": i % self.args.questions})
         messages = question(i, self.args)
         async with Client(urlsplit(opened["base_url"]).port, opened["key"]) as own:
@@ -213,6 +227,7 @@ class Load:
             await own.ask("/v1/sessions/current/end", {})
 
     async def _streamed(self, client: Client, body: dict) -> str:
+        """Send a streaming request, record its times, and return the text."""
         text, times, tokens = await client.stream(body)
         self.seen.tokens += tokens
         self.seen.first += times[:1]
@@ -220,7 +235,7 @@ class Load:
         return text
 
     async def run(self, case: str) -> Seen:
-        """All requests of a case."""
+        """Send all requests of a case."""
         args, seen = self.args, self.seen
         requests = args.clients if case == "sessions" else args.requests
         waiting = collections.deque(range(self.part, requests, args.processes))
@@ -244,6 +259,7 @@ class Load:
 
 
 def _resident_mib(pid: int) -> float:
+    """Return the resident memory of a process in MiB."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.split("VmRSS:")[1].split()[0]) / 1024
 
@@ -252,7 +268,7 @@ def _resident_mib(pid: int) -> float:
 
 
 class ClientProcesses:
-    """As many processes as `args.processes`, which ask at the same time."""
+    """`args.processes` processes that send requests concurrently."""
 
     def __init__(self, args):
         context = multiprocessing.get_context("spawn")
@@ -260,7 +276,7 @@ class ClientProcesses:
         self._pool = concurrent.futures.ProcessPoolExecutor(args.processes, context, _remember, (barrier,))
 
     def run(self, case: str, **changes) -> Seen:
-        """All requests of a case; `changes` are made to the arguments."""
+        """Send all requests of a case; `changes` override arguments."""
         args = type(self._args)(**vars(self._args) | changes)
         parts = [self._pool.submit(_run_part, args, part, case) for part in range(args.processes)]
         first, *others = (part.result() for part in parts)
@@ -269,15 +285,17 @@ class ClientProcesses:
         return first
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Stop the processes."""
         self._pool.shutdown()
 
 
 def _remember(barrier) -> None:
+    """Store the barrier in this process."""
     global _begin
     _begin = barrier
 
 
 def _run_part(args, part: int, case: str) -> Seen:
-    _begin.wait()  # holds a process until each has a part
+    """Send the requests of one process."""
+    _begin.wait()  # waits until each process has a part
     return asyncio.run(Load(args, part).run(case))

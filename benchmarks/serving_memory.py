@@ -1,16 +1,16 @@
-"""What a server's memory is made of while it answers many requests, as one JSON line for every `--every` of them.
+"""Memory of a server over many requests, as one JSON line for every `--every` requests.
 
     python -m benchmarks.serving_memory --requests=20000
-    MALLOC_ARENA_MAX=2 python -m benchmarks.serving_memory --requests=20000     # fewer arenas of the allocator
+    MALLOC_ARENA_MAX=2 python -m benchmarks.serving_memory --requests=20000     # fewer allocator arenas
 
-Server, sampler and clients are threads of one process, so that everything can be counted: a leak in any of them shows.
-Streams, whole answers and sessions of two turns take turns; every prompt is another one, and so is every connection.
+Server, sampler and clients are threads of one process, so that a leak in any of them shows. Requests with and without
+streaming and sessions of two turns alternate. Every request has a new prompt and a new connection.
 
-requests     answered so far
-rss_mib      memory of the process
-malloc_mib   of it, what is in use in the C allocator's books; the rest is freed and kept by the allocator, or not its
-objects      that Python's garbage collector knows, after a collection
-sessions     that the server remembers, at most 1,024 after their end
+requests     completed requests
+rss_mib      resident memory of the process
+malloc_mib   memory in use according to the C allocator; the rest is freed but kept by it, or allocated elsewhere
+objects      objects tracked by Python's garbage collector, after a collection
+sessions     sessions that the server remembers, at most 1,024 after their end
 arrays_mib   live JAX arrays
 programs     compiled programs in JAX's caches
 """
@@ -49,17 +49,17 @@ class _MallInfo(ctypes.Structure):
 
 
 def malloc_mib() -> float | None:
-    """MiB in use by the C allocator; None where it does not tell."""
+    """Return the MiB in use by the C allocator, or None if unknown."""
     function = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if function is None:
         return None
     function.restype = _MallInfo
-    found = function()
-    return (found.uordblks + found.hblkhd) / 2**20
+    info = function()
+    return (info.uordblks + info.hblkhd) / 2**20
 
 
 def memory(endpoint: Endpoint, answered: int) -> dict:
-    """One line."""
+    """Return the figures of a line."""
     gc.collect()
     status = Path("/proc/self/status").read_text()
     sessions = endpoint.sessions
@@ -72,7 +72,7 @@ def memory(endpoint: Endpoint, answered: int) -> dict:
 
 
 async def ask(port: int, first: int, count: int, args) -> None:
-    """So many requests from `--clients` clients at once."""
+    """Send `count` requests from `--clients` concurrent clients."""
     waiting = iter(range(first, first + count))
 
     def body(i: int) -> dict:
@@ -81,7 +81,7 @@ async def ask(port: int, first: int, count: int, args) -> None:
 
     async def work() -> None:
         for i in waiting:
-            async with Client(port) as client:  # a connection each
+            async with Client(port) as client:  # one connection per request
                 if i % 3 == 0:
                     await client.stream(body(i))
                 elif i % 3 == 1:
@@ -98,7 +98,7 @@ async def ask(port: int, first: int, count: int, args) -> None:
 
 
 def main() -> None:
-    """Asks, and reports."""
+    """Send the requests and report the memory."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--every", type=int, default=1000)

@@ -1,18 +1,18 @@
-r"""How long streams stand still when a model that is served gets new weights, as one JSON line.
+r"""Stalls of streams when a served model gets new weights, as JSON lines.
 
     python -m benchmarks.serving_updates                                                   # `tiny` on a CPU
     python -m benchmarks.serving_updates --model=qwen2.5-0.5b-instruct --dtype=bfloat16 --rows=256 --clients=256 \
         --max-length=1024 --new=256                                                        # one H200
 
-Every client follows a stream at a time, and new weights come every `--every` seconds. With updates in flight, rows read
-their prompt and what they wrote again under the new weights; otherwise answers are finished with the old ones, and new
-requests wait for that. Server, sampler and clients are threads of one process.
+Every client follows one stream at a time, and new weights arrive every `--every` seconds. With in-flight updates, rows
+prefill their prompt and completion again under the new weights. Otherwise completions finish with the old weights, and
+new requests wait for them. Server, sampler and clients are threads of one process.
 
-updates             that were made
-between_p50_s, …    time between two pieces of a stream, each the tokens of a decoding chunk
-stalled_p50_s, …    the same where an update came between the two
-update_p50_s, …     from the moment at which new weights are offered to that at which the sampler has them
-first_p50_s, …      time to the first piece
+updates             number of updates
+between_p50_s, …    time between two chunks of a stream
+stalled_p50_s, …    the same if an update came in between
+update_p50_s, …     time from submitting new weights until the sampler has them
+first_p50_s, …      time to the first chunk
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ from models.model import build
 
 
 async def follow(port: int, args, sampler: BatcherThread, weights: dict):
-    """(times of the pieces of every stream, (begin, end) of every update), in seconds of time.perf_counter()."""
+    """Run the clients and the updates.
+
+    Returns:
+        The times of the chunks of every stream, and (begin, end) of every update, from time.perf_counter().
+    """
     streams, updates, end = [], [], time.perf_counter() + args.seconds
 
     async def client(number: int) -> None:
@@ -70,24 +74,24 @@ async def follow(port: int, args, sampler: BatcherThread, weights: dict):
 
 
 def quantiles(name: str, seconds: list[float]) -> dict[str, float]:
-    """The median, the 99th percentile and the largest; nothing where there are none."""
+    """Return the median, the 99th percentile and the maximum, or {} without values."""
     if not seconds:
         return {}
-    found = dict(p50=np.percentile(seconds, 50), p99=np.percentile(seconds, 99), max=max(seconds))
-    return {f"{name}_{key}_s": value for key, value in found.items()}
+    figures = dict(p50=np.percentile(seconds, 50), p99=np.percentile(seconds, 99), max=max(seconds))
+    return {f"{name}_{key}_s": value for key, value in figures.items()}
 
 
 def main() -> None:
-    """Runs with updates in flight, and without."""
+    """Measure with and without in-flight updates."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", default="tiny", help="its shape, with random weights")
+    parser.add_argument("--model", default="tiny", help="Model with the shape to use; weights are random")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--new", type=int, default=192)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--every", type=float, default=1.0, help="seconds between updates")
+    parser.add_argument("--every", type=float, default=1.0, help="Seconds between updates")
     args = parser.parse_args()
     model, tokenizer, dtype = build(registry.get(args.model).config), tokenizers.load(args.model), jnp.dtype(args.dtype)
     weights = jax.tree.map(lambda x: 0.02 * jnp.ones(x.shape, dtype), model.abstract(dtype))
@@ -100,7 +104,7 @@ def main() -> None:
             speaker = Speaker(sampler, tokenizer, Sampling(max_new_tokens=args.new), args.max_length)
             endpoint = Endpoint({"one": ServedModel.of("one", speaker)}, limits=Limits(concurrent=4 * args.clients))
             with in_thread(endpoint.application()) as url:
-                for _ in range(2):  # the first time compiles what lays weights out
+                for _ in range(2):  # the first run compiles the conversion of weights
                     streams, updates = asyncio.run(follow(urlsplit(url).port, args, sampler, weights))
         gaps = [pair for times in streams for pair in itertools.pairwise(times[1:])]
         stalled = [any(a < done <= b for _, done in updates) for a, b in gaps]

@@ -1,18 +1,18 @@
-"""Where the time goes from the start of a process to the end of its first update: seconds by phase and by program.
+"""Time from process start to the first update, by phase and by program.
 
     python -m benchmarks.start                                          # `tiny`, self-play and imitation
     python -m benchmarks.start --cases=selfplay:smollm2,imitation:smollm2
     python -m benchmarks.start --config.rollout.num_envs=64 --config.eval.games=64           # the same, on a small CPU
 
-A case is run twice, each time in a new process and a new folder: without compiled programs ("cold"), and with those
-that the first run has left in the compilation cache ("cached"). It is one step of tic-tac-toe with the evaluation
-before it, its checkpoint and its report; other arguments are passed on to `launch.py`. Weights of models other than
-`tiny` are random, but their tokenizer has to be there (`python -m models.fetch NAME`).
+A case runs twice, each time in a new process and a new folder: without compiled programs ("cold"), and with those that
+the first run has left in the compilation cache ("cached"). It is one step of tic-tac-toe including the evaluation
+before it, the checkpoint and the report. Other arguments are passed to `launch.py`. Weights of models other than `tiny`
+are random, but their tokenizer must exist (`python -m models.fetch NAME`).
 
-Phases have seconds on the wall and, which says more on a machine with other work, CPU seconds of the process. A program
-that is compiled beside the work counts in the phase that it falls into. Programs are listed with seconds on the wall
-of tracing, lowering and compiling (or of reading the compiled one), wherever these were spent; `small programs` are
-those that took less than a quarter of a second.
+Phases have wall time and the CPU time of the process, which is more informative on a busy machine. A program that is
+compiled in the background counts in the phase that is active at that time. Programs are listed with the wall time of
+tracing, lowering and compiling (or reading the compiled program), whenever it was spent. `small programs` are those
+that took less than a quarter of a second.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ import time
 from pathlib import Path
 
 STARTED = "MARL_JAX_STARTED"
-"""The environment variable with the time at which a measured process was begun."""
+"""The environment variable with the start time of a measured process."""
 KINDS = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
     "/jax/core/compile/backend_compile_duration": "compile",
 }
-PHASES = (  # (module, what is called there, the phase that it is)
+PHASES = (  # (module, function, phase)
     ("launch", "check", "check the config, import JAX"),
     ("marl_jax.setup", "make", "game, tokenizer, prompts"),
     ("marl_jax.setup.trainer", "at_start", "weights and optimizer"),
@@ -59,25 +59,25 @@ SMALL, UPDATE = 0.25, "first update"
 
 
 def now() -> tuple[float, float]:
-    """The time, and the CPU seconds of this process."""
+    """Return the time, and the CPU seconds of this process."""
     return time.time(), time.process_time()
 
 
 class Recorder:
-    """Spans of time of this process: phases by name, and what JAX reports of every program."""
+    """Phases of this process by name, and JAX's timings of every program."""
 
     def __init__(self, started: float):
         self.started, self.phases, self.programs = started, [], []
 
     def wrap(self, module: str, path: str, phase: str) -> None:
-        """Lets every call of a function be a phase."""
+        """Make every call of a function a phase."""
         *owners, name = path.split(".")
         owner = functools.reduce(getattr, owners, importlib.import_module(module))
         call = getattr(owner, name)
 
         @functools.wraps(call)
         def timed(*args, **kwargs):
-            if "{}" in phase:  # a context manager, whose argument is its name
+            if "{}" in phase:  # a context manager with the name as its argument
                 return self.phase(phase.format(args[-1]), call(*args, **kwargs))
             with self.phase(phase):
                 return call(*args, **kwargs)
@@ -86,7 +86,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def phase(self, name: str, scope: contextlib.AbstractContextManager | None = None):
-        """Around a phase; `scope` is a context manager to be entered with it."""
+        """Record a phase; `scope` is a context manager to enter with it."""
         begin = now()
         try:
             with scope or contextlib.nullcontext():
@@ -95,28 +95,28 @@ class Recorder:
             self.phases.append((name, begin, now()))
 
     def on_program(self, event: str, begin: float, end: float, **about) -> None:
-        """Called by JAX at the end of tracing, lowering or compiling a program."""
+        """Record the end of tracing, lowering or compiling a program, as a listener of JAX."""
         if event in KINDS:
             self.programs.append((KINDS[event], about.get("fun_name", "?"), begin, end, threading.get_ident()))
 
     def write(self) -> None:
-        """What was seen, as the last line of the process."""
+        """Print the record as the last line of the process."""
         report = dict(started=(self.started, 0.0), ended=now(), phases=self.phases, programs=outermost(self.programs))
         sys.stdout.write("\n" + json.dumps(report) + "\n")
 
 
 def outermost(spans: list[tuple]) -> list[tuple]:
-    """Spans (kind, name, begin, end, thread) that lie in no other one of their thread."""
-    found, until = [], collections.defaultdict(float)
+    """Return the spans (kind, name, begin, end, thread) that are not nested in another one."""
+    outer, until = [], collections.defaultdict(float)
     for span in sorted(spans, key=lambda s: (s[2], -s[3])):
         if span[3] > until[span[4]]:
-            found.append(span)
+            outer.append(span)
             until[span[4]] = span[3]
-    return found
+    return outer
 
 
 def measured(argv: list[str]) -> int:
-    """Carries out a command line of `launch.py` and writes where its time went."""
+    """Run a command line of `launch.py` and print the record."""
     recorder = Recorder(float(os.environ[STARTED]))
     recorder.phases.append(("start Python", (recorder.started, 0.0), now()))
     with recorder.phase("import launch.py"):
@@ -144,31 +144,34 @@ def measured(argv: list[str]) -> int:
 
 
 def run(argv: list[str]) -> dict:
-    """What a process that carries out this command line reports."""
+    """Run a command line in a new process and return its record."""
     command = [sys.executable, "-m", "benchmarks.start", "--", *argv]
     process = subprocess.run(
         command, env={**os.environ, STARTED: repr(time.time())}, capture_output=True, text=True, check=False
     )
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{process.stderr[-2000:]}")
+        raise SystemExit(f"{' '.join(command)} failed with exit status {process.returncode}:\n{process.stderr[-2000:]}")
     return json.loads(process.stdout.splitlines()[-1])
 
 
 def by_phase(report: dict) -> dict[str, tuple[float, float]]:
-    """Seconds on the wall and of the CPU of each phase; one within another counts for itself, the rest is `other`."""
+    """Return the wall and CPU seconds of each phase.
+
+    A nested phase is not counted in the outer one. Time outside of all phases is `other`.
+    """
     phases = [(name, tuple(begin), tuple(end)) for name, begin, end in report["phases"]]
     marks = sorted({mark for _, *ends in phases for mark in ends} | {tuple(report["started"]), tuple(report["ended"])})
-    found: dict[str, tuple[float, float]] = {}
+    seconds: dict[str, tuple[float, float]] = {}
     for begin, end in itertools.pairwise(marks):
         inside = [(b, name) for name, b, e in phases if b <= begin and end <= e]
         name = max(inside)[1] if inside else "other"
-        wall, cpu = found.get(name, (0.0, 0.0))
-        found[name] = wall + end[0] - begin[0], cpu + end[1] - begin[1]
-    return found
+        wall, cpu = seconds.get(name, (0.0, 0.0))
+        seconds[name] = wall + end[0] - begin[0], cpu + end[1] - begin[1]
+    return seconds
 
 
 def by_program(report: dict) -> dict[str, dict[str, float]]:
-    """Seconds of tracing, lowering and compiling by program, the longest first, and the small ones together."""
+    """Return the seconds of tracing, lowering and compiling by program, the longest first."""
     kinds = (*KINDS.values(), "programs")
     programs = collections.defaultdict(lambda: dict.fromkeys(kinds, 0))
     for kind, name, begin, end, _ in report["programs"]:
@@ -176,25 +179,25 @@ def by_program(report: dict) -> dict[str, dict[str, float]]:
         program[kind] += end - begin
         program["programs"] += kind == "compile"
     seconds = {name: sum(p[kind] for kind in KINDS.values()) for name, p in programs.items()}
-    found = {name: programs[name] for name in sorted(seconds, key=seconds.get, reverse=True) if seconds[name] >= SMALL}
-    small = [program for name, program in programs.items() if name not in found]
-    return {**found, "small programs": {kind: sum(p[kind] for p in small) for kind in kinds}}
+    large = {name: programs[name] for name in sorted(seconds, key=seconds.get, reverse=True) if seconds[name] >= SMALL}
+    small = [program for name, program in programs.items() if name not in large]
+    return {**large, "small programs": {kind: sum(p[kind] for p in small) for kind in kinds}}
 
 
 def to_first_update(report: dict) -> tuple[float, float]:
-    """Seconds on the wall and of the CPU from the start of the process to the end of its first update."""
+    """Return the wall and CPU seconds until the end of the first update."""
     wall, cpu = min(end for name, _, end in report["phases"] if name == UPDATE)
     return wall - report["started"][0], cpu
 
 
 def table(case: str, reports: dict[str, dict]) -> str:
-    """Markdown: seconds by phase and by program of the runs of a case."""
+    """Return a Markdown table of the seconds by phase and by program."""
     phases = {how: by_phase(report) for how, report in reports.items()}
-    names = list(dict.fromkeys(name for found in phases.values() for name in found))
+    names = list(dict.fromkeys(name for seconds in phases.values() for name in seconds))
     heads = " | ".join(f"{how} | CPU" for how in phases)
     lines = [f"| {case}: phase | {heads} |", "| --- |" + " --- | --- |" * len(phases)]
     for name in names:
-        columns = [f"{x:.2f}" for found in phases.values() for x in found.get(name, (0.0, 0.0))]
+        columns = [f"{x:.2f}" for seconds in phases.values() for x in seconds.get(name, (0.0, 0.0))]
         lines.append(f"| {name} | {' | '.join(columns)} |")
     ends = " | ".join(f"**{x:.1f}**" for report in reports.values() for x in to_first_update(report))
     lines += [f"| **start to first update** | {ends} |"]
@@ -207,7 +210,7 @@ def table(case: str, reports: dict[str, dict]) -> str:
 
 
 def command_line(case: str, workdir: Path, cache: Path, overrides: list[str]) -> list[str]:
-    """Arguments of `launch.py` for a case, KIND[:MODEL]."""
+    """Return the arguments of `launch.py` for a case, KIND[:MODEL]."""
     kind, _, model = case.partition(":")
     variant = "+".join(word for word in ({"selfplay": "scratch", "imitation": "sft"}[kind], model) if word)
     changes = {"steps": 1, "optim.warmup": 0} | ({"model.weights": "random"} if model else {})
@@ -218,9 +221,10 @@ def command_line(case: str, workdir: Path, cache: Path, overrides: list[str]) ->
 
 
 def main() -> None:
+    """Run all cases and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default="selfplay,imitation", help="KIND[:MODEL], with commas between")
-    parser.add_argument("--json", default="", help="file for everything that was measured")
+    parser.add_argument("--cases", default="selfplay,imitation", help="Comma-separated list of KIND[:MODEL]")
+    parser.add_argument("--json", default="", help="File for all measurements")
     args, overrides = parser.parse_known_args()
     everything = {}
     for case in args.cases.split(","):

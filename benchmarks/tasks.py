@@ -1,14 +1,14 @@
-"""How fast host rollouts are, beside what the batcher alone makes of requests of the same lengths, as JSON lines.
+"""Throughput of host rollouts compared with the batcher alone, as a JSON line.
 
     python -m benchmarks.tasks                                  # 512 conversations, Qwen2.5-0.5B shape
     python -m benchmarks.tasks --model=tiny --episodes=8        # on a CPU
 
-Conversations of two agents: each is asked `--turns` times, both at once, and from the second turn on reads the other's
-last answer. Random weights; stop tokens are left out, so every answer has `--new` tokens. `raw` submits all requests of
-the rollout, prompts as they were, to the batcher at once: no rollout can be faster, since it has to wait for answers
-before it knows the next prompts. `share` is the rollout's rate over that; `share_in_turns` compares with the same
-requests turn by turn, which is all that is known at each moment. Both count generated tokens over wall time, reading
-prompts included. The second of two runs is reported, when everything is compiled.
+In each conversation, two agents generate completions concurrently, `--turns` times. From the second turn on, each reads
+the other's last completion. Weights are random and stop tokens are removed, so every completion has `--new` tokens.
+`raw` submits all requests of the rollout with the same prompts to the batcher at once. No rollout can be faster, since
+it has to wait for completions before it knows the next prompts. `share` is the rollout's rate over that rate, and
+`share_in_turns` compares with the same requests turn by turn, which is all that is known at each moment. Both count
+generated tokens over wall time including prefill. The second of two runs is reported, after everything is compiled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from models.tokenizers import ByteTokenizer
 
 @dataclasses.dataclass(frozen=True)
 class TwoTalk(Task):
-    """Two agents answer at once, `turns` times, each with the other's last words before it."""
+    """Two agents that speak concurrently, `turns` times, each reading the other's last words."""
 
     turns: int
     words: int
@@ -46,38 +46,39 @@ class TwoTalk(Task):
     roles = ("ada", "ben")
 
     def examples(self, part: str) -> list[str]:
-        """Questions of one length."""
+        """Return questions of equal length."""
         return [f"Question {i:06d}: " + "why " * (self.words // 4) for i in range(self.n)]
 
     async def play(self, ask, example: str) -> Outcome:
-        """The conversation; nobody is rewarded."""
+        """Run the conversation without rewards."""
         chats = [ask.chat(0, system="You are Ada."), ask.chat(1, system="You are Ben.")]
         texts = [example, example]
         for _ in range(self.turns):
             replies = await asyncio.gather(*(chat.say(text) for chat, text in zip(chats, texts, strict=True)))
-            # Random answers are of any length as text, so what is quoted is brought to one.
+            # Random completions have texts of any length, so quotes are padded or cut to the same length.
             quotes = [reply.text.encode("ascii", "replace").decode()[: self.words] for reply in reversed(replies)]
             texts = [f"The other said: {quote:{self.words}}" for quote in quotes]
         return Outcome(1.0)
 
 
 class Recording:
-    """A sampler that passes requests on without stop tokens, and remembers them."""
+    """A sampler that removes stop tokens from requests and records them."""
 
     def __init__(self, sampler: BatcherThread):
         self.sampler, self.requests = sampler, []
 
     async def answer(self, ids, sampling, policy=0, n=1, deadline=None):
+        """Sample completions. See `BatcherThread.answer`."""
         sampling = dataclasses.replace(sampling, stop_ids=())
         self.requests.append((list(ids), sampling))
         return await self.sampler.answer(ids, sampling, policy, n, deadline)
 
 
 def raw_seconds(sampler: BatcherThread, batches) -> float:
-    """Wall time of requests, one batch after the other."""
+    """Return the wall time of requests, one batch after the other."""
     start = time.perf_counter()
     for batch in batches:
-        sampler.pause()  # all of them wait when the first is admitted, as when agents speak at once
+        sampler.pause()  # all are queued before the first is admitted, as if agents spoke at once
         futures = [sampler.ask(ids, sampling) for ids, sampling in batch]
         sampler.resume()
         for future in futures:
@@ -86,20 +87,21 @@ def raw_seconds(sampler: BatcherThread, batches) -> float:
 
 
 def by_turn(requests, turns: int):
-    """The requests of each turn: their prompts grow."""
+    """Return the requests of each turn, ordered by the length of their prompts."""
     ordered = sorted(requests, key=lambda request: len(request[0]))
     size = len(ordered) // turns
     return [ordered[i * size : (i + 1) * size] for i in range(turns)]
 
 
 def main():
+    """Run the benchmark and print its JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen2.5-0.5b")
     parser.add_argument("--episodes", type=int, default=512)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--new", type=int, help="tokens of an answer (200; tiny: 24)")
-    parser.add_argument("--words", type=int, help="characters of the question and of what is quoted (128; tiny: 24)")
-    parser.add_argument("--rows", type=int, help="rows of the batcher (512; on a CPU 16)")
+    parser.add_argument("--new", type=int, help="Tokens per completion (default: 200, for tiny 24)")
+    parser.add_argument("--words", type=int, help="Characters of questions and quotes (default: 128, for tiny 24)")
+    parser.add_argument("--rows", type=int, help="Rows of the batcher (default: 512, on a CPU 16)")
     parser.add_argument("--chunk", type=int, default=16)
     args = parser.parse_args()
     cpu, tiny = jax.default_backend() == "cpu", args.model == "tiny"

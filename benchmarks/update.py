@@ -1,24 +1,25 @@
-"""How fast the learner updates, as one JSON line per case and a table at the end.
+"""Speed of the learner's update, as one JSON line per case and a table.
 
-    python -m benchmarks.update                                    # every case that fits this machine
+    python -m benchmarks.update                                    # all cases that fit this machine
     python -m benchmarks.update --cases=full --remat=none,dots,full
 
-Random weights in the published shapes, random tokens, `learning.update.make_update` with GRPO's loss and AdamW: one
-minibatch, one epoch, state donated. On accelerators arithmetic is in bfloat16; master weights and moments are in
-float32 unless the case says otherwise. All cases are compiled first, several at a time; each time is the median of
-`--repeats` updates after a first one.
+Weights are random with published shapes, and tokens are random. The update is `learning.update.make_update` with GRPO's
+loss and AdamW: one minibatch, one epoch, donated state. On accelerators arithmetic is in bfloat16. Master weights and
+moments are in float32 unless the case says otherwise. All cases are compiled first, several at a time. Each time is the
+median of `--repeats` updates after the first one.
 
-full     all weights, 16 rows of 512 tokens, each of which is predicted
-large    7 billion parameters: LoRA of rank 32 on a bf16 base; all weights, with moments as `--moments` says
-share    256 answers in groups of 8 to prompts of 256 tokens, every prompt read 8 times (a row for each answer) and once
-pack     256 samples, prompts of 64–256 and answers of 16–256 tokens, in padded and in packed rows
-prefix   1,024 one-token answers to prompts of 115 tokens, 66 of which are the same in all, read in every row and once
+full     all weights, 16 rows of 512 tokens, all of which are predicted
+large    7 billion parameters: LoRA of rank 32 on a bf16 base, and all weights with moments in `--moments`
+share    256 completions in groups of 8, prompts of 256 tokens, prompts read 8 times (one row per completion) or once
+pack     256 samples, prompts of 64–256 and completions of 16–256 tokens, in padded and in packed rows
+prefix   1,024 one-token completions of prompts of 115 tokens with a common prefix of 66, read in every row or once
 
-`tokens_per_s` counts all tokens of all prompts and answers but the last of each answer, however often a case reads
-them, so ways of reading the same answers compare. `mfu` is 6 · parameters · those tokens / seconds over 790 TFLOP/s,
-the rate of a large bf16 matrix product measured on an H200; it is given where every token is read once and predicted
-(under LoRA the gradients of the base are not computed, so that 4 would be the truer factor). `forecast_gib` is what the
-compiler says the update holds at its peak, `peak_gib` what the device reports: the most of the process so far.
+`tokens_per_s` counts all tokens of all prompts and completions except the last of each completion, however often a case
+reads them, so that different ways of reading the same completions can be compared. `mfu` is 6 · parameters · those
+tokens / seconds over 790 TFLOP/s, the rate of a large bf16 matrix product measured on an H200. It is given if every
+token is read once and predicted (with LoRA the gradients of the base are not computed, so 4 would be the more accurate
+factor). `forecast_gib` is the peak memory of the update according to the compiler, and `peak_gib` that of the process
+so far according to the device.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ GIB = 2**30
 
 @dataclasses.dataclass
 class Case:
-    """One thing to measure; `algo` are fields of the algorithm."""
+    """One benchmark; `algo` are settings of the algorithm."""
 
     name: str
     note: str
@@ -63,18 +64,19 @@ class Case:
     compile_s: float = 0.0
 
     def make_train_state(self):
-        """A train state with random weights, to be jitted or evaluated in shapes only."""
+        """Return a train state with random weights, to be jitted or evaluated abstractly."""
         key = jax.random.key(0)
         weights = self.policy.init(self.policy.model.init(key, self.param_dtype), key)
         return new_train_state(*weights, self.optimizer())
 
     def optimizer(self):
+        """Return the optimizer."""
         optim = defaults.optimizer()
         optim.update(dict(lr=1e-6, schedule="constant", warmup=0, adam_state_dtype=self.moments))
         return make_optimizer(optim, 1, 1)
 
     def compile(self) -> None:
-        """Compiles the update from shapes alone."""
+        """Compile the update from shapes."""
         algo = settings_from(algorithms.grpo(**dict(minibatches=1, tis_clip=0.0, loss_agg="token") | self.algo))
         update = make_update(self.policy, self.optimizer(), ALGORITHMS.get("grpo").objective, algo)
         jitted = jax.jit(update, donate_argnums=(0,), compiler_options=compiler_options())
@@ -84,18 +86,18 @@ class Case:
         self.compile_s = time.perf_counter() - start
 
     def forecast(self) -> int:
-        """Bytes that the compiled update holds at its peak."""
+        """Return the peak bytes of the compiled update."""
         memory = self.compiled.memory_analysis()
         held = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
         return held - memory.alias_size_in_bytes
 
     @property
     def state_kind(self) -> tuple:
-        """Cases of one kind can continue with each other's train state."""
+        """Key of the train state: cases with the same key can share one."""
         return self.model, self.policy.lora, self.moments, self.param_dtype
 
     def run(self, train_state: TrainState, repeats: int) -> tuple[TrainState, dict]:
-        """Times the update and reports it."""
+        """Measure the update and report it."""
 
         def one():
             nonlocal train_state
@@ -118,22 +120,26 @@ class Case:
 
 
 def no_action(tokens: jax.Array, lengths: jax.Array, legal: jax.Array) -> jax.Array:
-    """Answers that name nothing: int32 [B]."""
+    """Return -1 for all completions, int32 [B]: they name no action."""
     return jnp.full(lengths.shape, -1, jnp.int32)
 
 
 def make_policy(name: str, width: int, dtype, *, rank: int = 0, **changes) -> Policy:
-    """A policy that answers with any text of up to `width` tokens."""
+    """Return a policy that generates any text of up to `width` tokens."""
     answers = FreeText(no_action, np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(), max_new=width)
     spec = LoraSpec(1, rank, 2.0 * rank, lora.TARGETS) if rank else None
     return Policy(build(registry.get(name).config), answers, lora=spec, critic="none", dtype=dtype, **changes)
 
 
 def make_samples(vocab: int, prompts, answers, skip: int = 0, prefix: tuple[int, ...] = ()) -> Samples:
-    """Rows of a prompt with S answers, of these lengths: int [N] and int [N, S].
+    """Return rows of a prompt with S completions.
 
-    prefix  tokens with which all prompts begin
-    skip    so many of them are read once by the policy and do not stand in the rows
+    Args:
+        vocab: Size of the vocabulary.
+        prompts: int [N], lengths of the prompts.
+        answers: int [N, S], lengths of the completions.
+        skip: Number of prefix tokens that the policy reads once and that are not in the rows.
+        prefix: Tokens at the beginning of all prompts.
     """
     rng = np.random.default_rng(0)
     prompts, answers = np.asarray(prompts), np.asarray(answers)
@@ -157,7 +163,7 @@ def make_samples(vocab: int, prompts, answers, skip: int = 0, prefix: tuple[int,
 
 
 def whole_rows(name: str, dtype, rows: int, time: int, note: str, rank=0, remat="none", **settings) -> Case:
-    """Rows of which every token but the first is predicted, and one behind them."""
+    """Return a case of rows in which all tokens are predicted."""
     policy = make_policy(name, time, dtype, rank=rank, remat=remat)
     samples = make_samples(policy.model.cfg.vocab_size, [1] * rows, [[time]] * rows)
     return Case(
@@ -166,7 +172,7 @@ def whole_rows(name: str, dtype, rows: int, time: int, note: str, rank=0, remat=
 
 
 def shared(name: str, dtype, groups: int, prompt: int, answers: tuple[int, ...], grad_accum_steps: int) -> list[Case]:
-    """Groups of 8 answers, each prompt read for every answer or once."""
+    """Return cases with groups of 8 completions, reading each prompt 8 times or once."""
     cases = []
     for width in answers:
         for share in (1, 8):
@@ -178,7 +184,7 @@ def shared(name: str, dtype, groups: int, prompt: int, answers: tuple[int, ...],
 
 
 def uneven(name: str, dtype, rows: int, longest: int, grad_accum_steps: int) -> list[Case]:
-    """Prompts and answers of uneven lengths, padded and packed."""
+    """Return cases with prompts and completions of uneven lengths, padded and packed."""
     rng = np.random.default_rng(0)
     prompts, answers = rng.integers(longest // 4, longest + 1, rows), rng.integers(longest // 16, longest + 1, rows)
     policy = make_policy(name, int(answers.max()), dtype)
@@ -191,7 +197,7 @@ def uneven(name: str, dtype, rows: int, longest: int, grad_accum_steps: int) -> 
 
 
 def common_beginning(name: str, dtype, rows: int) -> list[Case]:
-    """Prompts that begin alike."""
+    """Return cases with a common prefix."""
     cases, prefix = [], tuple(range(1, 67))
     for rules in ((), prefix):
         policy = make_policy(name, 1, dtype, rules=rules)
@@ -203,7 +209,7 @@ def common_beginning(name: str, dtype, rows: int) -> list[Case]:
 
 
 def make_cases(names: list[str], models: list[str], remats: list[str], moments: str, gpu: bool) -> list[Case]:
-    """The cases of these names, small models first."""
+    """Return the cases with these names, small models first."""
     dtype = jnp.bfloat16 if jax.default_backend() != "cpu" else jnp.float32
     rows, time = (16, 512) if gpu else (2, 32)
     cases = []
@@ -227,7 +233,7 @@ def make_cases(names: list[str], models: list[str], remats: list[str], moments: 
 
 
 def table(rows: list[dict]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     lines = ["| model | case | ms | tokens/s | MFU | forecast GiB | peak GiB |", "| --- " * 7 + "|"]
     for r in rows:
         mfu = f"{r['mfu']:.1%}" if r["mfu"] else "–"
@@ -239,14 +245,17 @@ def table(rows: list[dict]) -> str:
 
 
 def main():
+    """Run the cases and print JSON lines and a table."""
     gpu = jax.default_backend() == "gpu"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="prefix,full,pack,share,large")
     parser.add_argument("--models", default="qwen2.5-0.5b,qwen2.5-1.5b" if gpu else "tiny")
     parser.add_argument("--remat", default="none")
-    parser.add_argument("--moments", default="bfloat16", help="of the largest model when all its weights are trained")
+    parser.add_argument(
+        "--moments", default="bfloat16", help="Dtype of the moments if all weights of the largest model are trained"
+    )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=8 if gpu else 1, help="cases compiled at a time")
+    parser.add_argument("--threads", type=int, default=8 if gpu else 1, help="Number of cases to compile concurrently")
     args = parser.parse_args()
     cases = make_cases(args.cases.split(","), args.models.split(","), args.remat.split(","), args.moments, gpu)
     with ThreadPoolExecutor(args.threads) as threads:
@@ -256,14 +265,14 @@ def main():
         try:
             future.result()
             if case.state_kind != kind:
-                train_state = None  # the old one makes room first
+                train_state = None  # frees the old one first
                 train_state, kind = jax.jit(case.make_train_state)(), case.state_kind
             train_state, row = case.run(train_state, args.repeats)
             rows.append(row)
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-            # Out of memory, or a shape that a kernel does not take: the other cases still count.
+            # Out of memory, or a shape that a kernel does not support: continue with the other cases.
             report(case=case.name, model=case.model, note=case.note, error=str(error).splitlines()[0])
-            kind = None  # its buffers may have been given away
+            kind = None  # its buffers may have been donated
         case.compiled = None
     print(table(rows))
 

@@ -58,12 +58,12 @@ def talked():
 
 def test_what_is_trained_on_is_what_was_sampled(talked):
     count, sessions = talked
-    assert len(count.found) == len(sessions) * TURNS == len(count.recorder.given)
+    assert len(count.trained) == len(sessions) * TURNS == len(count.recorder.given)
     assert count.drift == (0, 0), "answers are not in the samples exactly once, behind the ids that were read"
     assert count.rendered == 0, "a continued prompt reads other than its template"
     assert count.merged == 1.0 and not +count.forks, "agents that take turns are conversations of their own"
     assert count.tool_calls >= 5, "tools were hardly called, so little was tried"
-    assert count.retokenised > len(count.found) / 3, "the tokenizer would give the same ids, so nothing was tried"
+    assert count.retokenised > len(count.trained) / 3, "the tokenizer would give the same ids, so nothing was tried"
 
 
 def test_the_checks_notice_drift(talked):
@@ -109,4 +109,4 @@ def test_threads_do_not_mix_sessions():
                 count.add(session, conversations)
 
     asyncio.run(talk())
-    assert len(count.found) == 2 * TURNS and count.fine
+    assert len(count.trained) == 2 * TURNS and count.fine
