@@ -50,7 +50,7 @@ def test_rows_of_unequal_length_equal_each_row_alone(one):
 
 
 def test_appending_equals_reading_again(one):
-    """What is in the cache, not only what comes out, is the same."""
+    """The contents of the cache are the same, not only the outputs."""
     model, params = one
     tokens = random_tokens(3, 12, seed=3)
     _, cache = forward(model, params, tokens[:, :9], new_cache=SLOTS)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 F32, ATOL = jnp.float32, 1e-5
 SLOTS, GAMES, SEATS, PREFIX = 20, 2, 3, 6
 SEAT_OF_ROW = np.tile(np.arange(SEATS), GAMES)
-# Movers of each turn, new tokens of each mover, and the games that end behind the turn.
+# Movers of each turn, new tokens of each mover, and the games that end after the turn.
 TURNS = [
     ((0, 2), (5, 3), ()),
     ((0, 1), (1, 1), ()),
@@ -124,7 +124,7 @@ def test_interleaved_seats_equal_conversations_read_at_once(family):
     "family", nightly_cases(["llama3", "mistral", "phi3", "qwen3", "gpt2"], "llama3", "phi3", "qwen3")
 )
 def test_behind_a_common_prefix_with_an_adapter_for_each_seat(family, kernel=None):
-    """The prefix is read once for each adapter; windows of five and six tokens end inside of it, or behind it."""
+    """The prefix is read once for each adapter; windows of five and six tokens end inside or after it."""
     model, stacked = make(family)
     params, adapters = unstack(model, stacked), random_adapters(model)
     rules = random_tokens(1, PREFIX, seed=9)
@@ -152,7 +152,7 @@ def test_behind_one_prefix_given_layer_by_layer():
 
 
 def test_a_cache_started_behind_a_prefix_is_continued_behind_it():
-    """`new_cache` behind a prefix holds what comes after it, so that no row has a copy of the rules."""
+    """`new_cache` with a prefix holds only the tokens after it, so no row has a copy of the rules."""
     model, stacked = make("gpt2")
     params, rules, tokens = unstack(model, stacked), random_tokens(1, PREFIX, seed=9), random_tokens(3, 7)
 
@@ -192,7 +192,7 @@ def test_appending_by_cudnn_takes_one_bias_for_all_heads(monkeypatch, shared):
 @pytest.mark.nightly_for("data", "tensor", "fsdp")
 @pytest.mark.parametrize("name", sorted(MESHES))
 def test_on_a_mesh_rows_stay_with_their_game(name):
-    """Every device holds the caches of its own games; the numbers are those of one device."""
+    """Every device holds the caches of its games; the numbers are those of one device."""
     model, stacked = make("qwen2")
     params = unstack(model, stacked)
     rng, games, seats = np.random.default_rng(0), 8, 2
@@ -220,7 +220,7 @@ def test_on_a_mesh_rows_stay_with_their_game(name):
     if mesh.shape["data"] * mesh.shape["fsdp"] > 1:
         program = compiled.as_text()
         assert not [line for line in program.splitlines() if "all-gather" in line and "f32[16,8,2,8]" in line]
-    # Rows that other devices hold must not go unnoticed; what is read of them is NaN.
+    # Rows of other devices must not go unnoticed: they are read as NaN.
     part = games // (mesh.shape["data"] * mesh.shape["fsdp"])
     foreign = (np.roll(rows, 1) // (seats * part) != np.arange(games) // part) & (lengths > 0)
     assert np.isnan(wrong[foreign]).all() and foreign.any() == (part < games)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.long
 
 F32 = jnp.float32
 PREFIX = 5
-# Conversations of the two rows: tokens behind the prefix, and the branches, each (tokens of the trunk it sees, size).
+# Conversations of the two rows: tokens after the prefix, and the branches, each (tokens of the trunk it sees, size).
 ROWS = [[(11, [(4, 3), (4, 1), (7, 2)]), (6, [])], [(5, [(5, 4)]), (3, [(1, 2), (3, 2)]), (4, [])]]
 WIDTH = 24
 
@@ -46,7 +46,7 @@ class Sample:
 
 
 def lay_out(start: int):
-    """(tokens [B, T], lengths, Conversations, samples) of `ROWS` behind a prefix of `start` tokens.
+    """(tokens [B, T], lengths, Conversations, samples) of `ROWS` after a prefix of `start` tokens.
 
     Branches stand between the conversations; row 1 has its branches in front of their trunk, which must not matter.
     """
@@ -83,7 +83,7 @@ def lay_out(start: int):
 
 
 def weighted(samples):
-    """float32 weights of the answer tokens, one behind the other."""
+    """float32 weights of the completion tokens, concatenated."""
     return np.random.default_rng(2).standard_normal(sum(s.size for s in samples)).astype(np.float32)
 
 

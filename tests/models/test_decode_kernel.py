@@ -17,7 +17,7 @@ GOING = np.array([1, 1, 1, 1, 1, 1, 0, 0])  # the last two rows idle, one of the
 
 
 def step_inputs(group, size=16, kv_heads=2, dtype=jnp.float32, seed=0, slots=SLOTS):
-    """A projection of one token per row, angles, and a cache with rubbish behind what is filled."""
+    """A projection of one token per row, angles, and a cache with garbage after the filled slots."""
     rng, batch = np.random.default_rng(seed), len(STARTS)
     normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)  # noqa: E731
     angles = jnp.asarray(rng.uniform(0, 6, (batch, size // 2)), jnp.float32)
@@ -62,7 +62,7 @@ ROWS = np.array([9, 0, 3, 11, 4, 10, 6, 2])  # rows of a cache of twelve
 
 
 def check_rows(group, window, n, length=21, size=16, kv_heads=2, dtype=jnp.float32, slots=SLOTS, atol=2e-6, **opts):
-    """Rows of a larger cache, behind one of n prefixes: equal to the same keys and values laid out row by row."""
+    """Rows of a larger cache after one of n prefixes equal the same keys and values laid out row by row."""
     heads, rng = group * kv_heads, np.random.default_rng(7)
     qkv, cos, sin, k, v, starts = step_inputs(group, size, kv_heads, dtype, seed=group, slots=slots)
     prefix = tuple(jnp.asarray(rng.standard_normal((n, length, kv_heads, size)), dtype) for _ in range(2))
@@ -94,7 +94,7 @@ def test_it_reads_rows_of_a_larger_cache_behind_a_prefix(window, n):
 
 
 def paged(layer, size, seed=0):
-    """Caches [B, S, K, H] cut into pages of `size` slots that lie about in a pool; what is left of it is rubbish.
+    """Caches [B, S, K, H] split into pages of `size` slots at random places of a pool with garbage elsewhere.
 
     Rows share the first page of row 4 where their own has the same place, which is to say: rows 4 and 5 do.
     """

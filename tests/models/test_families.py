@@ -47,7 +47,7 @@ def test_a_config_imports_no_modules():
 
 @pytest.fixture
 def other_family(monkeypatch):
-    """A family of another package: LLaMA's decoder under names of its own, with norms on q and k."""
+    """A family of another package: LLaMA's decoder under other names, with norms on q and k."""
     FAMILIES.names()
     monkeypatch.setattr(FAMILIES, "_entries", dict(FAMILIES._entries))
     names = {path: name.replace("model.", "net.").replace("self_attn", "mixer") for path, name in rotary.NAMES.items()}

@@ -240,7 +240,7 @@ def test_an_unknown_quantisation_is_named(tmp_path):
     cfg = config_of("qwen2")
     path = write_gguf(tmp_path / "model.gguf", cfg, gguf_tensors(cfg, random_params(build(cfg))))
     data = path.read_bytes()
-    at = data.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 2 * 8  # behind the dimensions
+    at = data.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 2 * 8  # after the dimensions
     assert struct.unpack_from("<I", data, at) == (int(Q.F32),)
     path.write_bytes(data[:at] + struct.pack("<I", 199) + data[at + 4 :])
     assert "unreadable: blk.0.ffn_up.weight has type number 199, which cannot be dequantized" in refused(path)

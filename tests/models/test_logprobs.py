@@ -41,7 +41,7 @@ def test_values(chunk, temperature):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])  # a head of its own, a tied one, GPT-2's
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])  # a separate head, a tied one, GPT-2's
 def test_gradients(family):
     """Of log-probs and entropy, with respect to hidden states, parameters and temperature."""
     model, params, hidden, targets = inputs(family)
@@ -69,7 +69,7 @@ def test_bf16_hidden_states_give_fp32_log_probs():
 
 
 def test_no_product_of_the_head_runs_in_fp32():
-    """Logits are float32; what is multiplied, forward and backward, is not."""
+    """Logits are float32, but the operands of all matrix products are not."""
     model, params, hidden, targets = inputs("llama")
     loss = lambda p, h: jnp.sum(token_logprobs(model, p, h, targets)[0])  # noqa: E731
     text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(params, hidden.astype(jnp.bfloat16)).as_text()

@@ -84,7 +84,7 @@ def test_bf16_stays_near_fp32_and_logits_are_fp32(family):
 
 
 def test_logits_of_some_tokens_only():
-    for family in ("llama", "qwen2", "gpt2"):  # a head of its own, a tied one, GPT-2's
+    for family in ("llama", "qwen2", "gpt2"):  # a separate head, a tied one, GPT-2's
         model, params = make(family)
         hidden = np.random.default_rng(0).standard_normal((2, 3, model.cfg.d_model)).astype(np.float32)
         ids = np.array([5, 0, 63])
@@ -137,10 +137,10 @@ def test_padding_changes_nothing():
 def test_packed_rows_and_shared_prefixes_equal_separate_rows(family):
     """One prompt with K answers of unequal length, in four ways: loss and gradient must agree.
 
-    apart   K rows of prompt and answer, padded
+    alone   K rows of prompt and completion, padded
     packed  one row of K samples
-    shared  one row [prompt | answer 1 | … | answer K], with a gap behind the prompt and answers padded
-    behind  K rows without the first tokens, which are read once and continued
+    shared  one row [prompt | completion 1 | … | completion K], with padding after the prompt and the completions
+    prefix  K rows without the first tokens, which are read once and continued
 
     Mistral has a window shorter than the prompt, GPT-2 learned positions.
     """
@@ -150,7 +150,7 @@ def test_packed_rows_and_shared_prefixes_equal_separate_rows(family):
     answers = [row[:n] for row, n in zip(answers, sizes, strict=True)]
     weights = np.random.default_rng(2).standard_normal(sum(sizes)).astype(np.float32)  # of each answer token
 
-    def apart(params):
+    def alone(params):
         rows = np.stack([np.pad(np.append(prompt, answer), (0, max(sizes) - len(answer))) for answer in answers])
         logps = next_logps(model, params, rows, lengths=start + np.array(sizes))[:, start - 1 :]
         return jnp.sum(jnp.concatenate([row[:n] for row, n in zip(logps, sizes, strict=True)]) * weights)
@@ -175,14 +175,14 @@ def test_packed_rows_and_shared_prefixes_equal_separate_rows(family):
         logps = jax.nn.log_softmax(model.logits(params, hidden[0, before]))
         return jnp.sum(jnp.take_along_axis(logps, row[0, np.concatenate(places), None], axis=-1)[:, 0] * weights)
 
-    def behind(params):
+    def after_prefix(params):
         first = 6
         rows = np.stack([np.pad(np.append(prompt, answer), (0, max(sizes) - len(answer))) for answer in answers])
         prefix = model.read_prefix(params, rows[:1, :first], dtype=F32)
         logps = next_logps(model, params, rows[:, first:], prefix=prefix)[:, start - first - 1 :]
         return jnp.sum(jnp.concatenate([row[:n] for row, n in zip(logps, sizes, strict=True)]) * weights)
 
-    (loss, grads), *others = (quick_jit(jax.value_and_grad(f))(params) for f in (apart, packed, shared, behind))
+    (loss, grads), *others = (quick_jit(jax.value_and_grad(f))(params) for f in (alone, packed, shared, after_prefix))
     for other_loss, other_grads in others:
         np.testing.assert_allclose(other_loss, loss, atol=1e-5)
         assert largest_difference(other_grads, grads) < 1e-5 * largest(grads)

@@ -15,7 +15,7 @@ from tests.models.test_sharding import MESHES, mesh_of
 from tests.models.tiny_models import make, quick_jit, random_tokens, unstack
 
 SLOTS, PAGE, LINE, ROWS = 128, 4, 16, 3
-STEPS = random_tokens(ROWS, 3, seed=8)  # read one by one behind the contexts
+STEPS = random_tokens(ROWS, 3, seed=8)  # read one by one after the contexts
 
 
 @functools.partial(quick_jit, static_argnames=("model", "dtype", "kernel"))
@@ -28,7 +28,7 @@ def step(model, params, adapters, tokens, lengths, cache, dtype, kernel):
 
 
 def read(model, params, adapters, contexts, layers, table=None, known=(0, 0, 0), dtype=jnp.float32, kernel="loop"):
-    """Reads contexts in lines behind what is known of them, then `STEPS` -> hidden [ROWS, 3, D] of these, layers."""
+    """Reads contexts in lines after their known tokens, then `STEPS` -> hidden [ROWS, 3, D] of these, layers."""
     lengths, out = np.array(known), []
     step_on = functools.partial(step, model, params, adapters, dtype=dtype, kernel=kernel)
     while any(n < len(context) for n, context in zip(lengths, contexts, strict=True)):

@@ -57,7 +57,7 @@ def golden(tmp_path_factory):
 
 
 def first_layers(case: Case, n: int) -> tuple[Model, dict]:
-    """The model cut after its first n layers: its last norm then stands behind layer n."""
+    """The model with its first n layers only: its last norm then follows layer n."""
     model = build(dataclasses.replace(case.model.cfg, n_layers=n))
     layers = {part: {k: x[:n] for k, x in leaves.items()} for part, leaves in case.params["layers"].items()}
     return model, {**case.params, "layers": layers}

@@ -248,7 +248,7 @@ def test_peft_computes_the_same_from_the_folder(family, tmp_path):
 
     cfg = CONFIGS[family]
     _, params = make(family)
-    adapter = peft.take(*random_stack(cfg), 2)  # every projection has an A of its own: blocks where they are fused
+    adapter = peft.take(*random_stack(cfg), 2)  # every projection has its own A: blocks where they are fused
     export(tmp_path / "base", cfg, params)
     peft.export(tmp_path / "adapter", cfg, adapter)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)

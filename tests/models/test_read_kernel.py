@@ -122,7 +122,7 @@ def test_blocks_equal_plain_attention(data):
     theirs = expected(q, k, v, starts, window)
     out = attend(q, pools, jnp.asarray(table), jnp.asarray(starts), jnp.asarray(lengths), window)
     compare(out, theirs, lengths, 2e-6)
-    # Rows in one piece give the same bits, whatever stands behind what is filled, even if it is not finite.
+    # Contiguous rows give the same bits, whatever follows the filled slots, even if it is not finite.
     rough = [jnp.where(filled[..., None, None], x, jnp.nan) for x in (k, v)]
     whole = attend(q, rough, None, jnp.asarray(starts), jnp.asarray(lengths), window)
     for b, n in enumerate(lengths):

@@ -55,7 +55,7 @@ def learn(model, params, tokens):
 
 
 def sample(model, fuse, params, tokens):
-    """hidden states of a prompt and of two steps behind it, with a cache."""
+    """Hidden states of a prompt and of two steps after it, with a cache."""
     params = model.unstack(params, jnp.float32, fuse)
     hidden, cache = model.forward(params, tokens[:, :-2], new_cache=TIME, dtype=jnp.float32)
     pieces = [hidden]

@@ -214,7 +214,7 @@ def test_gguf_sentencepiece_is_the_model_file(tok512, tmp_path):
     }
     tokenizer = load(write_gguf(tmp_path / "tok512.gguf", fields))
     for text in TEXTS:
-        # GGUF files do not say that the original squeezes spaces, also those beside special tokens.
+        # GGUF files do not say that the original squeezes spaces, also those next to special tokens.
         if "  " not in text and "</s> " not in text and text == text.strip(" "):
             assert tokenizer.encode(text) == tok512.encode(text), text
     assert tokenizer.add_bos and (tokenizer.bos_id, tokenizer.eos_id) == (1, 2)
@@ -415,7 +415,7 @@ def test_generation_config_and_named_templates_are_read(tmp_path):
 def test_a_tokenizer_must_fit_the_model():
     config = registry.get("tiny").config
     check_fits(ByteTokenizer(), config)
-    with pytest.raises(ValueError, match=r"bytes has ids up to 263 .* vocab_size is 260"):
+    with pytest.raises(ValueError, match=r"bytes has ids up to 263 .* vocab_size of the model is only 260"):
         check_fits(ByteTokenizer(), dataclasses.replace(config, vocab_size=260))
 
 
@@ -426,9 +426,9 @@ def test_a_tokenizer_must_fit_the_model():
         ({"tokenizer.ggml.pre": None}, "pre-tokenizer is None"),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model is 'bert'"),
         ({"tokenizer.ggml.tokens": ["a"] * 267}, "the token 'a' twice, as 0 and 1"),
-        ({"tokenizer.ggml.token_type": [1, 1]}, "267 tokens but 2 token types"),
-        ({"tokenizer.ggml.eos_token_id": 9999}, "eos_token_id is 9999, but there are 267 tokens"),
-        ({"tokenizer.ggml.merges": ["a q"]}, "the merge 'a q' does not join"),
+        ({"tokenizer.ggml.token_type": [1, 1]}, "267 tokens, but 2 token types"),
+        ({"tokenizer.ggml.eos_token_id": 9999}, "eos_token_id is 9999, but there are only 267 tokens"),
+        ({"tokenizer.ggml.merges": ["a q"]}, "the merge 'a q' does not combine"),
     ],
 )
 def test_bad_gguf_vocabularies_are_refused(changes, message, tmp_path):

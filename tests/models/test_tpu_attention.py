@@ -45,7 +45,7 @@ def attend(kernel, window, starts, lengths, table, qkv, layer):
 
 
 def both(case, window):
-    """Outputs of real queries by XLA with keys and values apart, and combined, and both caches."""
+    """Outputs of real queries by XLA with separate and with combined keys and values, and both caches."""
     qkv, (starts, lengths, table), apart, combined = case
     real = np.arange(qkv[0].shape[1]) < lengths[:, None]
     found = []

@@ -42,7 +42,7 @@ def make(family: str, seed: int = 0) -> tuple[Model, dict]:
     return model, random_params(model, seed)
 
 
-# These programs run for microseconds and are compiled for seconds, so the compiler is told not to try hard.
+# These programs run for microseconds and are compiled for seconds, so compiler optimizations are reduced.
 quick_jit = functools.partial(
     jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 )

@@ -2,7 +2,7 @@
 
     python tests/models/golden/make_smollm2.py SmolLM2-135M-Instruct.Q4_1.gguf
 
-Needs torch and transformers besides the project. The GGUF file is read by the project, exported as a Hugging Face
+Needs torch and transformers as well as the project. The GGUF file is read by the project, exported as a Hugging Face
 folder and continued by transformers in float32, so both sides of the test compute with the same numbers. Each prompt
 has `text`, `prompt` (ids), `greedy` (32 ids) and `logprobs` (of those). The first five prompts are kept whose best two
 tokens are never so close that rounding could swap them.
