@@ -298,7 +298,7 @@ def test_a_shared_prefix_is_read_by_each_adapter(roles):
     assert lists(answers) == greedy_chain([rules + t for t in turns], 12, ids)
     one = roles.prefill([rules], slots=BUCKET, adapter_ids=[1])
     assert roles.share(one, 3, slots=SLOTS).adapter_ids[:3].tolist() == [1, 1, 1]
-    with pytest.raises(ValueError, match=r"was read by adapters \[1\].*continued by \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"has rows for adapters \[1\].*continued by \[1, 2\]"):
         roles.share(one, 2, slots=SLOTS, adapter_ids=[1, 2])
 
 
