@@ -126,7 +126,7 @@ def keep_compiled(folder: str) -> None:
     """Enable JAX's compilation cache, unless JAX_COMPILATION_CACHE_DIR already does."""
     import jax
 
-    if not jax.config.jax_compilation_cache_dir:
+    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]  # options are dynamic
         jax.config.update("jax_compilation_cache_dir", folder)
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             # The default is one second, but half of the programs of a run compile faster than that.

@@ -165,7 +165,7 @@ def _bytes(shape: str) -> float:
     """Bytes of all arrays in a type."""
     total = 0.0
     for kind, sizes in _ARRAY.findall(shape):
-        bits = _BITS.get(kind) if kind in _BITS else int(re.search(r"\d+", kind)[0])
+        bits = _BITS[kind] if kind in _BITS else int("".join(re.findall(r"\d+", kind)[:1]))
         total += math.prod(int(n) for n in sizes.split(",") if n) * bits / 8
     return total
 
@@ -193,7 +193,7 @@ def _group(line: str, n: int) -> list[int]:
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
         return [int(i) for i in listed[1].split(",")]
     if counted := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        groups, sizes, order = ([int(i) for i in part.split(",")] if part else None for part in counted.groups())
+        groups, sizes, order = ([int(i) for i in part.split(",")] if part else [] for part in counted.groups())
         places = np.arange(math.prod(sizes)).reshape(sizes)
         return (places.transpose(order) if order else places).reshape(groups)[0].tolist()
     if named := re.search(r"replica_groups=@?mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line):

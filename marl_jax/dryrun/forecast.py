@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
@@ -82,9 +83,9 @@ class Forecast:
 
 def forecast(
     config: ConfigDict,
-    devices: Sequence[jax.Device],
+    devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX
     find: programs.Finder,
-    half: Callable[[Forecast], None] = lambda _: None,
+    half: Callable[[Forecast], Any] = lambda _: None,
 ) -> Forecast:
     """Compiles rollout and update of a config for some devices, and reads off what they need.
 
@@ -182,7 +183,7 @@ def held(tree: Any) -> float:
     """Bytes of a tree of shapes on one chip."""
 
     def one(x) -> float:
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return 0.0
         return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
 

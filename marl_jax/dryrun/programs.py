@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +94,7 @@ def abstract_state(setup: Setup, rollout, optimizer) -> AbstractState:
         averages = jax.eval_shape(averages_of(setup, backbone), trained)
         averages = placed(averages, placement.like_parameters(setup.mesh, averages, trained))
         lr_factor = jax.ShapeDtypeStruct((n_policies(trained),), jnp.float32, sharding=everywhere)
+        skipped, lr_factor = cast(jax.Array, skipped), cast(jax.Array, lr_factor)  # shapes take the place of arrays
         train_states[backbone.name] = TrainState(trained, frozen, state, skipped, averages, lr_factor)
     weights = all_weights(train_states)
     abstract = jax.eval_shape(rollout.init, key, weights)

@@ -8,6 +8,7 @@ import math
 import os
 import platform as machine
 import re
+from typing import TypeAlias
 
 import jax
 from jax.experimental import topologies
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 DIMENSIONS = {"v5e": 2, "v5p": 3, "v6e": 2}  # of the torus that a slice is
 MOST_HOST_DEVICES = 2048  # with which JAX starts and ends in 6 s; with 4,096 it takes 43 s
 ACCEPTED = "v5e:4x4, v6e:8x8 (2-D), v5p:2x2x2 (3-D), h100:8, h200:1, cpu:8"
+
+Devices: TypeAlias = list[jax.Device]  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,23 +45,23 @@ class Topology:
 def parse(text: str) -> Topology:
     """The topology called e.g. `v5e:4x4`."""
     if not text:
-        raise ConfigError([f"--mode=compile needs --topology; accepted: {ACCEPTED}"])
+        raise ConfigError([f"--mode=compile needs --topology, but must be {ACCEPTED}"])
     match = re.fullmatch(r"(\w+):(\d+(?:x\d+)*)", text)
     kind, shape = (match[1], tuple(map(int, match[2].split("x")))) if match else (text.partition(":")[0], ())
     known = (*hardware.CHIPS, "cpu")
     if kind not in known:
-        raise ConfigError([f"--topology={text}: no such chip; known are {', '.join(known)}, accepted: {ACCEPTED}"])
+        raise ConfigError([f"--topology={text}: no such chip; known are {', '.join(known)}, but must be {ACCEPTED}"])
     expected = DIMENSIONS.get(kind, 1)
     if len(shape) != expected or 0 in shape:
         what = f"{expected} sizes, as in {kind}:{'x'.join(['2'] * expected)}" if expected > 1 else f"a number: {kind}:8"
-        raise ConfigError([f"--topology={text}: {kind} takes {what}; accepted: {ACCEPTED}"])
+        raise ConfigError([f"--topology={text}: {kind} takes {what}, but must be {ACCEPTED}"])
     n = math.prod(shape)
     if kind not in DIMENSIONS and n > MOST_HOST_DEVICES:
-        raise ConfigError([f"--topology={text}: at most {MOST_HOST_DEVICES:,} devices; accepted: {ACCEPTED}"])
+        raise ConfigError([f"--topology={text}: at most {MOST_HOST_DEVICES:,} devices, but must be {ACCEPTED}"])
     return Topology(hardware.cpu(n) if kind == "cpu" else hardware.CHIPS[kind], shape)
 
 
-def devices(topology: Topology) -> tuple[list[jax.Device], str]:
+def devices(topology: Topology) -> tuple[Devices, str]:
     """The devices to compile for, and what must be said about them ("" where they are what was asked for)."""
     if topology.chip.platform == "tpu":
         return _tpu(topology), ""
@@ -71,11 +74,11 @@ def prepare(topology: Topology) -> None:
     """Sets JAX up to compile for a topology; to be called before it looks at its own devices."""
     if topology.chip.platform != "tpu":
         jax.config.update("jax_num_cpu_devices", topology.n)
-    if topology.chip.platform != "gpu" and jax.config.jax_platforms is None:
+    if topology.chip.platform != "gpu" and jax.config.jax_platforms is None:  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_platforms", "cpu")  # an accelerator that is here is left alone
 
 
-def _cpu(n: int) -> list[jax.Device]:
+def _cpu(n: int) -> Devices:
     found = jax.devices("cpu")
     if len(found) < n:
         raise RunError(
@@ -85,7 +88,7 @@ def _cpu(n: int) -> list[jax.Device]:
     return found[:n]
 
 
-def _tpu(topology: Topology) -> list[jax.Device]:
+def _tpu(topology: Topology) -> Devices:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "true")  # there is no TPU here whose metadata could be asked for
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor one that only one process at a time may use
     try:
@@ -108,7 +111,7 @@ def _no_libtpu(name: str) -> str:
     )
 
 
-def _gpu(topology: Topology) -> tuple[list[jax.Device], str]:
+def _gpu(topology: Topology) -> tuple[Devices, str]:
     try:
         found = list(topologies.get_topology_desc(platform="cuda", topology=f"1x1x{topology.n}").devices)
     except (NotImplementedError, RuntimeError) as error:

@@ -19,7 +19,8 @@ from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.schema import saved, stages
 from marl_jax.serving.remote import RemoteModel, is_remote
 from marl_jax.serving.remote_bot import RemoteBot
-from marl_jax.setup.parts import Setup
+from marl_jax.setup.games import GameSetup
+from marl_jax.setup.tasks import TaskSetup
 from marl_jax.setup.weights import restore_weights
 from registries import load_plugins
 
@@ -36,7 +37,7 @@ class Contestant:
     weights: dict | None = None
 
 
-def find_contestants(names: Sequence[str], setup: Setup) -> list[Contestant]:
+def find_contestants(names: Sequence[str], setup: GameSetup) -> list[Contestant]:
     """All of them, each once; runs whose folders have the same name go by what was given for them."""
     names = list(dict.fromkeys(names))
     found = [find_contestant(name, setup) for name in names]
@@ -47,7 +48,7 @@ def find_contestants(names: Sequence[str], setup: Setup) -> list[Contestant]:
     ]
 
 
-def find_contestant(name: str, setup: Setup) -> Contestant:
+def find_contestant(name: str, setup: GameSetup) -> Contestant:
     """A bot by name, the folder of a run with @STEP behind it or not, or a remote model (`serving/remote.py`)."""
     if is_remote(name):
         remote = RemoteModel.parse(name)
@@ -63,9 +64,9 @@ def find_contestant(name: str, setup: Setup) -> Contestant:
         known = ", ".join(bot_names(setup.game.name))
         raise RunError(f"opponent {name!r} is no bot of {setup.game.name} ({known}) and no folder of a run")
     if step and not STEP.holds(step):
-        raise RunError(f"opponent {name!r}; accepted: a bot, FOLDER, or FOLDER@STEP with {STEP.accepted}")
+        raise RunError(f"opponent {name!r}, but must be a bot, FOLDER, or FOLDER@STEP with {STEP.accepted}")
     other = _setup_of(path, setup)
-    if not hasattr(other, "game"):
+    if not isinstance(other, GameSetup):
         raise RunError(f"opponent {name!r} is a run of the task {other.config.task.name}, this run plays {setup.game}")
     if other.game != setup.game:
         raise RunError(f"opponent {name!r} plays {other.game}, this run plays {setup.game}")
@@ -76,7 +77,7 @@ def find_contestant(name: str, setup: Setup) -> Contestant:
     return Contestant(f"{path.name}@{step}" if step else path.name, seated, weights)
 
 
-def _setup_of(folder: Path, setup: Setup) -> Setup:
+def _setup_of(folder: Path, setup: GameSetup) -> GameSetup | TaskSetup:
     """What the run in a folder is made of, on the devices of this one; how it learnt is of no matter here."""
     try:
         config = stages.started(saved.read(folder), folder).unlock()
@@ -89,7 +90,7 @@ def _setup_of(folder: Path, setup: Setup) -> Setup:
         raise RunError(f"{folder / 'config.json'} is of no run that this version can play: {error}") from error
 
 
-def _shape(setup: Setup) -> tuple:
+def _shape(setup: GameSetup) -> tuple:
     """What two teams must agree in to be one program."""
 
     def backbone(m: Backbone) -> tuple:

@@ -66,7 +66,7 @@ class ExactPlay:
     def _ask(self, weights: dict[str, dict]) -> jax.Array:
         team, tree = self._seated.team, self.tree
         states = jax.tree.map(jnp.asarray, tree.states)
-        number = self._seated.policy(tree.seat, jnp.asarray(tree.turn))
+        number = self._seated.policy(jnp.asarray(tree.seat), jnp.asarray(tree.turn))
         seen = look(self._game, team, states, jnp.asarray(tree.seat), number)
         likely = jnp.zeros(tree.legal.shape, jnp.float32)
         for backbone in team.backbones:

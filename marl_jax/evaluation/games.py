@@ -21,7 +21,7 @@ import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -42,6 +42,15 @@ from marl_jax.setup.games import GameSetup
 log = logging.getLogger(__name__)
 
 BEST_RESPONSE = "best_response"
+
+
+@runtime_checkable
+class CompiledAhead(Protocol):
+    """A held-out evaluation that can be compiled before it is called."""
+
+    def compile_ahead(self, ahead: AotCompiler, params: dict) -> None:
+        """Start to compile the evaluation."""
+        ...
 
 
 class Meeting(NamedTuple):
@@ -71,8 +80,8 @@ class GameEvaluation:
         self._key = jax.random.key(config.seed)
         self._heldout_eval = setup.algorithm.heldout_eval(setup.parts) if setup.algorithm.heldout_eval else None
         self._exact = ExactPlay(self._game, self._team, setup.config.rollout.num_envs) if is_exact(setup) else None
-        if self._with_bots.walk and config.games > self._game.n_levels:
-            log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)
+        if self._with_bots.walk and config.games > self._with_bots.n_levels:
+            log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._with_bots.n_levels)
         _warn_of_long_conversations(setup)
 
     def __call__(self, weights: dict, baselines: bool = False) -> list[dict[str, Any]]:
@@ -100,7 +109,7 @@ class GameEvaluation:
         """Begins to compile what a call needs."""
         for _, match, given, seating in self._plan(weights, baselines):
             match.compile_ahead(ahead, given, seating, self._key)
-        if hasattr(self._heldout_eval, "compile_ahead"):
+        if isinstance(self._heldout_eval, CompiledAhead):
             self._heldout_eval.compile_ahead(ahead, weights)
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:

@@ -92,13 +92,13 @@ def elo(scores, games, prior_games: float = 1.0, mean: float = 1000.0) -> np.nda
 
 def _z(confidence: float) -> float:
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}; accepted: between 0 and 1")
+        raise ValueError(f"confidence is {confidence}, but must be between 0 and 1")
     return statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
 def _distinct(n: int, distinct: int | None) -> int:
     if distinct is not None and not 0 < distinct <= n:
-        raise ValueError(f"distinct is {distinct}; accepted: from 1 to the number of values, {n}")
+        raise ValueError(f"distinct is {distinct}, but must be from 1 to the number of values, {n}")
     return n if distinct is None else distinct
 
 

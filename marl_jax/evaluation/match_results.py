@@ -21,7 +21,7 @@ def new_match(game: Game, contestants: Sequence[SeatedTeam | Bot]) -> Match:
 
 def in_turns(match: Match, games: int) -> np.ndarray:
     """Seating int32 [B, P] of a match of two: the first in one seat, in turns; the second in all others."""
-    return matches.in_turns(games, match.game.n_players, match.game.n_levels if match.walk else None)
+    return matches.in_turns(games, match.game.n_players, match.n_levels if match.walk else None)
 
 
 def repeats(match: Match, played: Played, seating: np.ndarray, temperature: float) -> np.ndarray:

@@ -9,18 +9,31 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.games.game import Bot, Game, Reward
+from envs.games.game import Bot, Game, Reward, State
 from marl_jax.agents.policy import Policy
 from marl_jax.devices.aot import AotCompiler, Program
 from marl_jax.rollouts.games import like, look, row_keys
 from marl_jax.rollouts.seated_team import SeatedTeam, worth_of_moves
 from models.sharding import whole
+
+
+class LevelGame(Protocol):
+    """A game with levels (`Game.has_levels`)."""
+
+    @property
+    def n_levels(self) -> int:
+        """Number of levels."""
+        ...
+
+    def reset_level(self, index: jax.Array | int) -> State:
+        """Return the first state of a level."""
+        ...
 
 
 class Played(NamedTuple):
@@ -76,13 +89,22 @@ class Match:
 
     def first(self, key: jax.Array, row: jax.Array | int):
         """The first state of game `row`, whose start key is `key`."""
-        return self.game.reset_level(row % self.game.n_levels) if self.walk else self.game.reset(key)
+        return self._levels.reset_level(row % self.n_levels) if self.walk else self.game.reset(key)
 
     def starts(self, games: int) -> np.ndarray:
         """int [B]: a number for the start of every game, equal where two games begin alike."""
         if self.game.reset_is_free:
             return np.zeros(games, int)
-        return np.arange(games) % self.game.n_levels if self.walk else np.arange(games)
+        return np.arange(games) % self.n_levels if self.walk else np.arange(games)
+
+    @property
+    def n_levels(self) -> int:
+        """Number of levels of a puzzle."""
+        return self._levels.n_levels
+
+    @property
+    def _levels(self) -> LevelGame:
+        return cast(LevelGame, self.game)
 
     @functools.cached_property
     def reset(self):
@@ -190,6 +212,7 @@ def _act_if_asked(bot: Bot, state, keys: jax.Array, asked: jax.Array) -> jax.Arr
 def _prepared(contestant: SeatedTeam | Bot, weights: dict | None, values: bool) -> dict | None:
     if not isinstance(contestant, SeatedTeam):
         return None
+    assert weights is not None
     team = contestant.team
     acting = team.acting_params(weights)
     for backbone in team.backbones if values or contestant.best_of else ():

@@ -17,16 +17,16 @@ from marl_jax.evaluation.verifier import NoLog
 from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.running.conversation_logs import GameRecord, Move
 from marl_jax.setup.games import GameSetup
-from marl_jax.setup.parts import Setup
+from marl_jax.setup.tasks import TaskSetup
 
 PARSE_FAILURE = "names no legal move; a random one was played"
 
 
-def log_of(setup: Setup) -> Any:
+def log_of(setup: GameSetup | TaskSetup) -> Any:
     """What plays the games or episodes for the logs of a run: (params, key, step) -> records."""
     if setup.algorithm.verifies:
         return NoLog()
-    return (task_records.EpisodeLog if setup.host else GameLog)(setup)
+    return task_records.EpisodeLog(setup) if isinstance(setup, TaskSetup) else GameLog(setup)
 
 
 class GameLog:
@@ -50,23 +50,23 @@ class GameLog:
 def write_out(
     match: Match,
     played: Played,
-    seating: jax.Array,
+    seating: jax.Array | np.ndarray,
     key: jax.Array,
     names: Sequence[str | Sequence[str]],
     source: str,
 ) -> list[GameRecord]:
     """The games of a call of `match` with this seating and key; `names` are the contestants', for all seats or each."""
-    played, seating = jax.device_get((played, seating))
-    starts = match.start_keys(key, len(seating))
-    return [_follow(match, played, seating[i], starts[i], i, names, source) for i in range(len(seating))]
+    played, seats = jax.device_get((played, seating))
+    starts = match.start_keys(key, len(seats))
+    return [_follow(match, played, seats[i], starts[i], i, names, source) for i in range(len(seats))]
 
 
 def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, names, source) -> GameRecord:
     game = match.game
     player_of, step = _programs(game)
-    shown = lambda state: dict(board=view.board(game, state), svg=view.svg(game, state))  # noqa: E731
     state = match.reset(key, row)
-    start, moves = shown(state), []
+    start_board, start_svg = view.board(game, state), view.svg(game, state)
+    moves = []
     pending = [""] * game.n_players  # what each seat has heard since its last turn, where conversations go on
     for turn in range(int(played.length[row])):
         seat = int(player_of(state))
@@ -90,8 +90,9 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
             if isinstance(match.contestants[c], SeatedTeam) and match.contestants[c].history_turns:
                 pending[other] += match.contestants[c].prompt(other, turn).event_text(before, action, state, other)
         paid = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))
-        more = dict(error=error, value=value)
-        moves.append(Move(seat, prompt, answer, game.action_names[action], paid, **shown(state), **more))
+        board, svg = view.board(game, state), view.svg(game, state)
+        name = game.action_names[action]
+        moves.append(Move(seat, prompt, answer, name, paid, board, svg, error=error, value=value))
     scores = played.total.team[row] + played.total.agent[row]
     outcome, winner = "end", -1
     if game.competitive:
@@ -105,10 +106,10 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         outcome=outcome,
         scores=tuple(float(x) for x in scores),
         winner=winner,
-        start_board=start["board"],
-        start_svg=start["svg"],
+        start_board=start_board,
+        start_svg=start_svg,
         source=source,
-        solved=bool(played.success[row]) if game.solvable else None,
+        solved=bool(played.success[row]) if played.success is not None else None,
     )
 
 

@@ -46,7 +46,7 @@ def record(setup: TaskSetup, episode: Episode, source: str) -> GameRecord:
         outcome="incomplete" if episode.failed else "end",
         scores=scores,
         source=source,
-        solved=None if episode.failed else episode.outcome.success >= 1,
+        solved=None if episode.failed or episode.outcome is None else episode.outcome.success >= 1,
         error=f"{episode.failed}: {episode.error}" if episode.failed else "",
     )
 

@@ -136,6 +136,7 @@ def record(episode: Episode, roles: tuple[str, ...], calls: Mapping[str, Any]) -
     }  # fmt: skip
     if episode.failed:
         return found
+    assert outcome is not None
     paid = episode_metrics.rewards(episode, roles)
     agents = [paid[f"reward/agent_{seat}"] for seat in range(len(roles))]
     said = [len(answer.tokens) for chat in episode.chats for one in chat.said for answer in one.answers]

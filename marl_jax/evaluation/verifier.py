@@ -61,7 +61,7 @@ class VerifierEvaluation:
         self._scorer.weights = own
         different = list(dict.fromkeys(one.reading for answers in self._sets.values() for one in answers))
         found = dict(zip(different, self._scorer.score(different), strict=True))  # both sets share most answers
-        self._scorer.weights = None  # those of the next call are other arrays, and these may be donated
+        self._scorer.weights = {}  # those of the next call are other arrays, and these may be donated
         rows = []
         for name, answers in self._sets.items():
             scores = np.array([found[one.reading] for one in answers])

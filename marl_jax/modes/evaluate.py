@@ -24,24 +24,27 @@ from marl_jax.evaluation.tasks import TaskEvaluation
 from marl_jax.evaluation.verifier import VerifierEvaluation
 from marl_jax.running.metrics import replace_text
 from marl_jax.serving.remote import check_reachable
-from marl_jax.setup.parts import Setup
+from marl_jax.setup import GameSetup, TaskSetup
 from marl_jax.setup.weights import present_weights
 
 log = logging.getLogger(__name__)
 
 
-def evaluation_of(setup: Setup, part: str = "validation") -> GameEvaluation | TaskEvaluation | VerifierEvaluation:
+def evaluation_of(
+    setup: GameSetup | TaskSetup, part: str = "validation"
+) -> GameEvaluation | TaskEvaluation | VerifierEvaluation:
     """What evaluates a run; `part` of a task's examples, by default the one by which checkpoints are chosen."""
-    if setup.algorithm.verifies:
-        return VerifierEvaluation(setup, part)
-    return TaskEvaluation(setup, part) if setup.host else GameEvaluation(setup)
+    if isinstance(setup, GameSetup):
+        return GameEvaluation(setup)
+    return VerifierEvaluation(setup, part) if setup.algorithm.verifies else TaskEvaluation(setup, part)
 
 
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
     """`--mode=eval`: a run's checkpoint, or the untuned model, on the games or episodes of the config."""
     check_reachable(config.eval.opponents, "eval.opponents")
     setup = setups.make(config, workdir=workdir)
-    if not setup.host and setup.game.competitive and not config.eval.opponents and not is_exact(setup):
+    has_opponents = bool(config.eval.opponents)
+    if isinstance(setup, GameSetup) and setup.game.competitive and not has_opponents and not is_exact(setup):
         raise RunError(f"config.eval.opponents is empty, so there is nothing to evaluate in {config.env.name}")
     if jax.process_index() == 0:
         workdir.mkdir(parents=True, exist_ok=True)  # what cannot be written is reported before anything is played

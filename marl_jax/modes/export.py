@@ -46,6 +46,7 @@ def write_policy(folder: Path, backbone: Backbone, weights: dict, index: int) ->
     params, written = weights["model"], []
     if "adapters" in weights:
         spec = backbone.policy.lora
+        assert spec is not None
         scale = lora.scales(spec.n, spec.rank, spec.alpha)
         alone, base = folder.with_name(f"{folder.name}-adapter"), models.get(backbone.config.name).hub_id or ""
         adapter = peft.take(weights["adapters"], scale, index)

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 def main(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Labels every part as far as it is not; the summary."""
     setup = setups.make(config, workdir=workdir)
-    if not setup.algorithm.verifies:
+    if not isinstance(setup, TaskSetup) or not setup.algorithm.verifies:
         raise ConfigError([f"config.algo.name is {config.algo.name!r}; accepted with --mode=label: verifier"])
     folder = workdir / verifier.FOLDER
     with workdir_lock(workdir), GracefulStop() as stop, contextlib.closing(setup), jax.set_mesh(setup.mesh):
@@ -143,6 +143,7 @@ class Labeller:
     def _questions(self, part: str, places: Sequence[int], examples: Sequence[Any]) -> list[Question]:
         """Some questions with their answers, and the gold solutions of those that have fewer right than wrong ones."""
         step, samples = SPLITS.index(part), self._config.algo.samples
+        assert self._runner is not None and self._gold_runner is not None
         jobs = [Job(step, place, k, examples[place]) for place in places for k in range(samples)]
         episodes = self._runner.play(jobs)
         if all(episode.failed for episode in episodes):
@@ -150,14 +151,14 @@ class Labeller:
         found = []
         for i, place in enumerate(places):
             own = [e for e in episodes[i * samples : (i + 1) * samples] if not e.failed]
-            answers = tuple(LabelledCompletion(_reply(e), e.outcome.success >= 1) for e in own)
+            answers = tuple(LabelledCompletion(_reply(e), _succeeded(e)) for e in own)
             messages = _messages(own[0]) if own else ()
             found.append(Question(f"{part}/{place}", messages, answers, failed=samples - len(own)))
             self._learn_gold(own, examples[place])
         few = [i for i, q in enumerate(found) if 2 * sum(a.right for a in q.answers) < len(q.answers)]
         played = self._gold_runner.play([Job(step, places[i], -1, examples[places[i]]) for i in few])
         for i, episode in zip(few, played, strict=True):
-            if not episode.failed and episode.outcome.success >= 1:
+            if not episode.failed and _succeeded(episode):
                 gold = LabelledCompletion(_reply(episode), True, gold=True)
                 found[i] = dataclasses.replace(found[i], answers=(*found[i].answers, gold))
         self._known.forget()
@@ -236,6 +237,10 @@ def _begin(path: Path, header: dict[str, Any]) -> int:
         rest = whole.partition(b"\n")[2].decode()
         replace_text(path, json.dumps(header, ensure_ascii=False) + "\n" + rest)
     return len(questions)
+
+
+def _succeeded(episode: Episode) -> bool:
+    return episode.outcome is not None and episode.outcome.success >= 1
 
 
 def _reply(episode: Episode) -> str:

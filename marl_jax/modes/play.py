@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from envs.games.bots import bot_names
-from envs.games.game import Bot, State
+from envs.games.game import State
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
 from marl_jax.evaluation import contestants
@@ -23,9 +23,10 @@ from marl_jax.interactive import task_terminal
 from marl_jax.interactive.game_table import PolicySeat
 from marl_jax.interactive.game_terminal import Person, Seat, play
 from marl_jax.rollouts.host.episodes import Episode
+from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.serving.remote import check_reachable
 from marl_jax.serving.remote_bot import remote_failures
-from marl_jax.setup import Setup
+from marl_jax.setup import GameSetup, TaskSetup
 from marl_jax.setup.weights import present_weights
 
 
@@ -33,12 +34,12 @@ def main(config: ConfigDict, workdir: Path) -> State | Episode | None:
     """`--mode=play`: the person sits in seat `play.seat` (-1: nobody, to watch), `play.opponent` in the others."""
     check_reachable([config.play.opponent], "play.opponent")
     setup = setups.make(config, workdir=workdir)
-    if setup.host:
+    if isinstance(setup, TaskSetup):
         with contextlib.closing(setup):
             return task_terminal.play(setup, present_weights(setup, workdir)[1])
     seat = config.play.seat
     if not -1 <= seat < setup.game.n_players:
-        raise RunError(f"config.play.seat is {seat}; accepted: 0 to {setup.game.n_players - 1}, or -1 to watch")
+        raise RunError(f"config.play.seat is {seat}, but must be 0 to {setup.game.n_players - 1}, or -1 to watch")
     with jax.set_mesh(setup.mesh):
         alone = setup.game.n_players == 1 and seat == 0
         other, name = (
@@ -48,17 +49,20 @@ def main(config: ConfigDict, workdir: Path) -> State | Episode | None:
         names = [name] * setup.game.n_players
         if seat >= 0:
             seats[seat], names[seat] = Person(), "you"
+        prompt = setup.backbones[0].prompt
+        assert prompt is not None
         with remote_failures():
-            return play(setup.game, setup.backbones[0].prompt, seats, names=names, seed=config.play.seed)
+            return play(setup.game, prompt, seats, names=names, seed=config.play.seed)
 
 
-def _opponent(name: str, setup: Setup, workdir: Path, temperature: float) -> tuple[Bot, str]:
+def _opponent(name: str, setup: GameSetup, workdir: Path, temperature: float) -> tuple[Seat, str]:
     """A bot by name (`bot`: the game's best), a run, a remote model, or for "" this run (random moves without one)."""
     bots = bot_names(setup.game.name)
     if name == "":
         name = str(workdir) if (workdir / "checkpoints").is_dir() else "random"
     found = contestants.find_contestant(bots[-1] if name == "bot" else name, setup)
-    if found.weights is None:
+    if not isinstance(found.plays, SeatedTeam):
         return found.plays, found.name
+    assert found.weights is not None
     ready = found.plays.team.prepare_for_sampling(found.weights)
     return PolicySeat(setup.game, found.plays, ready, temperature), found.name

@@ -59,7 +59,7 @@ def _matches(path: Path) -> Mapping:
         return {}
     except (ValueError, RecursionError):
         found = None
-    if not rows.is_matches(found):
+    if found is None or not rows.is_matches(found):
         log.warning("%s is damaged and left out; --mode=eval writes it again", path)
         return {}
     return found

@@ -31,7 +31,7 @@ from marl_jax.running.recovery import report_alarms, report_update
 from marl_jax.running.signals import GracefulStop
 from marl_jax.schema import conditions, stages
 from marl_jax.serving.remote import check_reachable
-from marl_jax.setup import Setup
+from marl_jax.setup import GameSetup, Setup, TaskSetup
 from marl_jax.setup.train_programs import check_frozen_weights
 from marl_jax.setup.trainer import Trainer
 
@@ -83,7 +83,7 @@ def _has_checkpoint(workdir: Path) -> bool:
         return checkpoints.latest is not None
 
 
-def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -> bool:
+def _train(setup: GameSetup | TaskSetup, given: ConfigDict, workdir: Path, stop: GracefulStop) -> bool:
     """Train one stage; `given` is its config as the user has it, without the place of the stage before."""
     config, main = setup.config, jax.process_index() == 0
     trainer = Trainer(setup)

@@ -69,7 +69,7 @@ def check_batches(config: ConfigDict, num_shards: int, sampling_shards: int | No
             f"as {near}"
         )
     total, all_parts = rows(config), parts(config) * num_shards
-    if not problems and total % all_parts:
+    if not problems and total is not None and total % all_parts:
         step = math.lcm(play_shards, all_parts // math.gcd(all_parts, total // config.rollout.num_envs))
         near = " or ".join(map(str, nearest(config.rollout.num_envs, step)))
         problems.append(

@@ -97,6 +97,7 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     if alone:
         base = default_config()
     elif place is None:
+        assert workdir is not None
         base = saved.read(Path(workdir).expanduser(), hint)
     else:
         base = load_experiment(path, variant or None)
@@ -131,9 +132,10 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     if len(rest) > 1:
         raise ConfigError([f"{rest[1]!r} is not a flag; flags start with --"])
     set_open_fields(values.config, opened)
-    follows = opponents is not None and "checkpoint.best_metric" not in overrides
-    warnings = follow_opponents(values.config, opponents) if follows else ()
-    name = mode if alone else Path(path).stem + (f"-{variant}" if variant else "")
+    warnings: tuple[str, ...] = ()
+    if opponents is not None and "checkpoint.best_metric" not in overrides:
+        warnings = follow_opponents(values.config, opponents)
+    name = mode or "" if alone else Path(path).stem + (f"-{variant}" if variant else "")
     return Command(values, values.config, name, warnings)
 
 
@@ -163,6 +165,7 @@ def load_experiment(path: str, variant: str | None) -> ConfigDict:
         known = sorted(file.name for file in (REPOSITORY / "experiments").glob("[!_]*.py"))
         raise ConfigError([f"--config={path}: no such Python file; experiments: {', '.join(known)}"])
     spec = importlib.util.spec_from_file_location("experiment", path)
+    assert spec is not None and spec.loader is not None  # the file exists and is a Python file
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -278,7 +281,7 @@ def set_open_fields(config: ConfigDict, texts: dict[str, str | None]) -> None:
 
 def literal(text: str | None) -> Any:
     """Parse a Python literal or boolean; return anything else as a string."""
-    if (text or "").lower() in ("true", "false"):
+    if text is not None and text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
         return ast.literal_eval(text or "")

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from envs.games import registry as games
 from envs.games.bots import bot_names
 from envs.games.game import Game, Reward
+from envs.games.puzzle import Puzzle
 from marl_jax.agents.seating import BOT, seat_names
 from marl_jax.algorithms import settings_from
 from marl_jax.fields import STEP
@@ -201,7 +202,8 @@ def _curriculum(c: ConfigDict) -> Iterator[str]:
     k = c.curriculum
     if not k.enabled:
         return
-    if not games.game_class(c.env.name).has_levels:
+    game = games.game_class(c.env.name)
+    if not issubclass(game, Puzzle):
         known = [name for name in games.GAMES if games.game_class(name).has_levels]
         yield f"config.curriculum.enabled is True with env.name {c.env.name!r}, but must be one of: {', '.join(known)}"
         return
@@ -211,7 +213,7 @@ def _curriculum(c: ConfigDict) -> Iterator[str]:
     if k.down >= k.up:
         yield f"config.curriculum.down is {k.down:g} with up {k.up:g}, but must be less than up"
     # A curriculum counts games with a team reward, which is given for solving one.
-    field = games.game_class(c.env.name).success_reward
+    field = game.success_reward
     if c.env.params.get(field, 1) <= 0:
         reward = c.env.params[field]
         yield f"config.env.params.{field} is {reward:g} with a curriculum, but must be > 0 to count solved games"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 from ml_collections import ConfigDict
@@ -25,6 +25,7 @@ from marl_jax.errors import ConfigError
 from marl_jax.rollouts.base import GameParts, JittedRollout, RunParts
 from marl_jax.rollouts.conversations.threads import History
 from marl_jax.rollouts.curriculum import Curriculum, LadderRule
+from marl_jax.rollouts.games import GameRollout
 from marl_jax.rollouts.opponents import Opponents, make_sections
 from marl_jax.rollouts.seated_team import BestOf, SeatedTeam
 from marl_jax.samples import row_length
@@ -65,7 +66,8 @@ class GameSetup(Setup):
         """What gathers the samples, with a curriculum around it if there is one."""
         rollout, c = self.algorithm.rollout(self.parts), self.config.curriculum
         if not c.enabled:
-            return rollout
+            return cast(JittedRollout, rollout)
+        rollout = cast(GameRollout, rollout)
         settings = {name: value for name, value in c.items() if name != "enabled"}
         # Where games continue from rollout to rollout, those of the grade before are still ending after a change.
         wait = self.game.max_turns if rollout.games_go_on else 0
@@ -130,7 +132,10 @@ class GameSetup(Setup):
 
 
 def make(
-    config: ConfigDict, devices: Sequence[jax.Device] | None, find: Find, workdir: Path | None = None
+    config: ConfigDict,
+    devices: Sequence[jax.Device] | None,  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX
+    find: Find,
+    workdir: Path | None = None,
 ) -> GameSetup:
     """The parts of a run whose environment is a game; arguments as for `setup.make`."""
     mesh = meshes.make(config, devices)
@@ -169,7 +174,7 @@ def _check_tokenizers(config: ConfigDict, backbones: tuple[Backbone, ...]) -> No
         raise ConfigError(
             [
                 "config.algo.critic is 'central', which reads the prompts of all seats, and the tokenizers of the "
-                f"policies differ ({words}); accepted: 'head', 'separate', or models with one tokenizer"
+                f"policies differ ({words}), but must be 'head', 'separate', or models with one tokenizer"
             ]
         )
 
@@ -182,11 +187,11 @@ def _check_positions(setup: GameSetup) -> None:
         if known and known < needed:
             name = backbone.name
             field = f"policies.{name}.model" if setup.config.policies[name].get("model") else "model"
-            given = f"shape.max_positions is {known}"
+            actual = f"shape.max_positions is {known}, but must be"
             if backbone.place is not None:
-                given = f"name is {backbone.config.name!r}, which has learned {known} positions"
-            what = f"prompts and answers of {setup.game.name} need {needed}"
-            problems.append(f"config.{field}.{given}, and {what}; accepted: {needed} and more")
+                actual = f"name is {backbone.config.name!r}, which has {known} learned positions, but must have"
+            required = f">= {needed} for the prompts and completions of {setup.game.name}"
+            problems.append(f"config.{field}.{actual} {required}")
     if problems:
         raise ConfigError(problems)
 
@@ -196,6 +201,7 @@ def _longest(setup: GameSetup, backbone: Backbone) -> int:
     policy, behind = backbone.policy, [backbone.row]
     if setup.history_turns:
         behind.append(History(setup.game, setup.team, setup.seating, setup.history_turns, 1).more_length)
+    assert backbone.prompt is not None
     views = setup.game.n_players * backbone.prompt.opening_length if policy.critic == "central" else 0
     return max(len(policy.prefix) + max(behind), row_length(views, 1))
 
@@ -208,7 +214,7 @@ def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Comple
     longest, limit = int(prompt.action_lengths.max()), config.rollout.max_new_tokens
     if longest > limit:
         problem = f"config.rollout.max_new_tokens is {limit}, and the longest answer has {longest} tokens"
-        raise ConfigError([f"{problem}; accepted: {longest} and more"])
+        raise ConfigError([f"{problem}, but must be {longest} and more"])
     parse = make_parser(prompt.text.names, tokenizer.token_bytes(skip_special=True), prompt.text.marked)
     return FreeText(parse, prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, limit)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -19,6 +20,7 @@ from marl_jax.algorithms.algorithm import Algorithm
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
 from marl_jax.learning.settings import LearnerSettings
+from marl_jax.rollouts.base import Rollout, RunParts
 from marl_jax.setup import warm_start
 from models import fetch, tokenizers
 from models import registry as models
@@ -32,7 +34,7 @@ Find = Callable[[ConfigDict], tuple[ModelConfig, str | None, Tokenizer]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Setup:
+class Setup(abc.ABC):
     """The parts that do not depend on the environment. `GameSetup` and `TaskSetup` add theirs:
 
     host                whether episodes run in Python on the host
@@ -44,7 +46,7 @@ class Setup:
     drawing             SVG of how an episode goes, "" where there is none
     """
 
-    drawing = ""
+    host: ClassVar[bool]
 
     config: ConfigDict
     mesh: Mesh
@@ -52,6 +54,35 @@ class Setup:
     seating: Seating
     algorithm: Algorithm
     workdir: Path | None = None
+
+    @property
+    @abc.abstractmethod
+    def roles(self) -> tuple[str, ...]:
+        """Names of the seats."""
+
+    @property
+    @abc.abstractmethod
+    def parts(self) -> RunParts:
+        """Parts that the algorithm builds its rollout from."""
+
+    @property
+    @abc.abstractmethod
+    def rollout(self) -> Rollout:
+        """Source of the training samples."""
+
+    @abc.abstractmethod
+    def environment(self) -> dict[str, Any]:
+        """Return the settings of the environment that must match to resume from a checkpoint."""
+
+    @property
+    def reshards(self) -> bool:
+        """Whether a separate program reshards the parameters for sampling."""
+        return False
+
+    @property
+    def drawing(self) -> str:
+        """SVG of the workflow of an episode, or ""."""
+        return ""
 
     @functools.cached_property
     def algo(self) -> LearnerSettings:
@@ -76,12 +107,13 @@ class Setup:
     @property
     def backbone(self) -> Backbone:
         """The only model, for what works with one at a time."""
-        if len(self.backbones) > 1:
+        backbone, *others = self.backbones
+        if others:
             names = ", ".join(f"{backbone.name} ({backbone.config.name})" for backbone in self.backbones)
             raise ConfigError([f"config.policies have models of their own: {names}; accepted here: one for all"])
-        return self.backbones[0]
+        return backbone
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # optional
         """Ends what the parts have started."""
 
     @property
@@ -153,11 +185,11 @@ def _backbone(
     algorithm: Algorithm,
     number: int,
     chosen: ConfigDict,
-    names: Sequence[str],
-    mesh,
-    find,
-    environment,
-    workdir,
+    names: tuple[str, ...],
+    mesh: Mesh,
+    find: Find,
+    environment: Callable[[ModelConfig, Tokenizer], tuple[Any, dict[str, Any]]],
+    workdir: Path | None,
 ) -> Backbone:
     algo = algorithm.settings.from_config(config.algo)
     cfg, place, tokenizer = find(chosen)
@@ -201,8 +233,10 @@ def _model_config(config: ConfigDict) -> tuple[ModelConfig, str | None]:
     if config.weights == "random":
         return dataclasses.replace(models.get(config.name).config, **shape), None
     if shape:
-        raise ConfigError([f"config.model.shape is {shape}, but the weights bring their own shape; accepted: nothing"])
+        raise ConfigError(
+            [f"config.model.shape is {shape}, but the weights bring their own shape, but must be nothing"]
+        )
     place = config.weights or fetch.ensure(config.name)
     if place is None:
-        raise ConfigError([f"config.model.weights is '', {config.name} has no published weights; accepted: 'random'"])
+        raise ConfigError([f"config.model.weights is '', {config.name} has no published weights, but must be 'random'"])
     return read_config(place), str(place)

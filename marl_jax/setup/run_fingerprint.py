@@ -63,7 +63,7 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
             yield f"{name}.{key} is {there[key]!r} there and {here[key]!r} here"
 
     def of_rules(params: Mapping) -> dict:
-        entry = GAMES.get(setup.game.name)
+        entry = GAMES.get(setup.config.env.name)
         free = entry.level_params | entry.reward_params
         return {name: value for name, value in params.items() if name not in free}
 

@@ -51,7 +51,7 @@ def open_scorer(workdir: Path, config: ConfigDict | None = None) -> Iterator[Ver
         load_plugins(config.plugins)
     setup = setups.make(config, workdir=workdir)
     if not setup.algorithm.verifies:
-        raise ConfigError([f"config.algo.name is {config.algo.name!r} in {workdir}; accepted: verifier"])
+        raise ConfigError([f"config.algo.name is {config.algo.name!r} in {workdir}, but must be verifier"])
     with contextlib.closing(setup), jax.set_mesh(setup.mesh):
         step, weights = restore_weights(setup, workdir, config.eval.step)
         backbone = setup.backbone

@@ -98,7 +98,7 @@ class ModelPlace:
         base, _, adapter = place.partition("+")
         name = name if equals else Path(adapter or base.removeprefix(RANDOM)).name.partition("@")[0]
         if not name or not base:
-            raise ConfigError([f"config.serve.models has {entry!r}; accepted: PLACE or NAME=PLACE"])
+            raise ConfigError([f"config.serve.models has {entry!r}, but must be PLACE or NAME=PLACE"])
         return cls(name, base, adapter)
 
     @property
@@ -122,7 +122,9 @@ def load_models(config: ConfigDict, workdir: Path) -> list[ModelSource]:
     places = [ModelPlace.parse(entry) for entry in config.serve.models]
     names = [place.name for place in places]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError([f"config.serve.models has {', '.join(twice)} twice; accepted: NAME=PLACE with other names"])
+        raise ConfigError(
+            [f"config.serve.models has {', '.join(twice)} twice, but must be NAME=PLACE with other names"]
+        )
     runs = [place for place in places if place.is_run]
     plain: dict[str, list[ModelPlace]] = {}
     for place in places:
@@ -161,7 +163,7 @@ def _own_run(config: ConfigDict, workdir: Path) -> ModelSource:
 def _other_run(place: ModelPlace, config: ConfigDict, share: float) -> ModelSource:
     step = place.base.partition("@")[2] or "newest"
     if not STEP.holds(step):
-        raise ConfigError([f"config.serve.models has {place.base!r}; accepted: FOLDER@STEP with {STEP.accepted}"])
+        raise ConfigError([f"config.serve.models has {place.base!r}, but must be FOLDER@STEP with {STEP.accepted}"])
     other = saved.read(place.folder).unlock()
     load_plugins(other.plugins)
     other.mesh, other.distributed = config.mesh, config.distributed
@@ -186,7 +188,7 @@ def _served_run(
 
     def reload(wanted: str) -> int:
         if not STEP.holds(wanted):
-            raise RunError(f"step is {wanted!r}; accepted: {STEP.accepted}")
+            raise RunError(f"step is {wanted!r}, but must be {STEP.accepted}")
         with jax.set_mesh(setup.mesh):
             number, new = restore_weights(setup, workdir, wanted)
             sampler.publish(new, number)
@@ -255,7 +257,7 @@ def _model_fields(base: str, config: ConfigDict) -> ConfigDict:
     if base != name or not Path(name).expanduser().exists():
         near = ", ".join(models.names()[:4])
         accepted = f"the folder of a run or a model, a GGUF file, or a registered model ({near} …)"
-        raise ConfigError([f"config.serve.models has {base!r}, which is not there; accepted: {accepted}"])
+        raise ConfigError([f"config.serve.models has {base!r}, which is not there, but must be {accepted}"])
     return run_fields.group("model", weights=str(Path(name).expanduser()), dtype=config.model.dtype)
 
 

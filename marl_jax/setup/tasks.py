@@ -46,7 +46,6 @@ class TaskSetup(Setup):
     task: Task
 
     host = True
-    reshards = False  # the sampler lays the weights out when they are published
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -130,7 +129,7 @@ class TaskSetup(Setup):
             task.prepare()
         except RuntimeError as error:
             raise RunError(f"the task {c.name} cannot run here: {error}") from error
-        settings = dict(
+        settings: dict[str, Any] = dict(
             speakers=self.speakers(temperature),
             seating=self.seating.resized(len(task.roles)).policy_at,
             seed=seed,
@@ -183,7 +182,10 @@ class TaskSetup(Setup):
 
 
 def make(
-    config: ConfigDict, devices: Sequence[jax.Device] | None, find: Find, workdir: Path | None = None
+    config: ConfigDict,
+    devices: Sequence[jax.Device] | None,  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX
+    find: Find,
+    workdir: Path | None = None,
 ) -> TaskSetup:
     """The parts of a run whose environment is a task; arguments as for `setup.make`."""
     mesh = meshes.make(config, devices)
@@ -193,7 +195,9 @@ def make(
     task = TASKS.get(config.task.name)(**config.task.params.to_dict())
     if not isinstance(task, Task):
         raise ConfigError(
-            [f"config.task.name is {config.task.name!r}, which is no envs.tasks.task.Task; accepted: a subclass of it"]
+            [
+                f"config.task.name is {config.task.name!r}, which is no envs.tasks.task.Task, but must be a subclass of it"
+            ]
         )
 
     def environment(cfg: ModelConfig, tokenizer: Tokenizer):
@@ -201,7 +205,7 @@ def make(
             raise ConfigError(
                 [
                     f"config.task.max_length is {config.task.max_length}, and the model has "
-                    f"{cfg.max_positions} positions; accepted: so many at most"
+                    f"{cfg.max_positions} positions, but must be so many at most"
                 ]
             )
         return None, dict(answers=free_text(tuple(tokenizer.stop_ids), config.task.max_new_tokens), on_host=True)
@@ -233,7 +237,7 @@ def _check_sizes(config: ConfigDict, mesh) -> None:
         )
     if num_shards % count:
         problems.append(
-            f"config.mesh splits a batch {num_shards} ways for {count} processes; accepted: a multiple of these"
+            f"config.mesh splits a batch {num_shards} ways for {count} processes, but must be a multiple of these"
         )
     if problems:
         raise ConfigError(problems)
@@ -246,7 +250,7 @@ def _check_tokenizers(team: Team, seating: Seating, roles: Sequence[str]) -> Non
         if len({backbone.tokenizer.fingerprint for backbone in backbones}) > 1:
             names = ", ".join(backbone.config.name for backbone in backbones)
             raise ConfigError(
-                [f"config.agents gives {role} to models of different tokenizers ({names}); accepted: one tokenizer"]
+                [f"config.agents gives {role} to models of different tokenizers ({names}), but must be one tokenizer"]
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from marl_jax.devices.aot import AotCompiler, Recompiles
+from marl_jax.devices.aot import AotCompiler, Program, Recompiles
 from marl_jax.devices.resharding import SamplerParams
 from marl_jax.learning.learn_step import all_weights, optimizer_for
 from marl_jax.running.checkpoint import Checkpoints, Restored
@@ -58,6 +58,7 @@ class Trainer:
         # Several processes would have to compile in the same order.
         if jax.process_count() > 1 or not self._rollout.jitted or self._sampler.apart:
             return
+        assert isinstance(self._play, Program)
         matches = None if evaluation is None else functools.partial(evaluation.compile_ahead, baselines=True)
         played = (self._sampler(self._states), self._rollout_state)
         compile_ahead(self._setup, self._ahead, matches, self._play, self._learn, played, self._states, self._key, step)

@@ -67,6 +67,7 @@ class Start:
         checkpoints = Checkpoints(self.folder, read_only=True)
         try:
             restored = checkpoints.restore({"trained": {self.name: like}}, step=self.step, partial=True)
+            assert restored is not None
             return restored.state["trained"][self.name]
         finally:
             checkpoints.close()
@@ -176,7 +177,7 @@ def _found(place: str, name: str, noted: dict[str, Any]) -> Start:
     """As `find`; of a folder that has gone on, the checkpoint that is `noted`."""
     folder, _, step = place.partition("@")
     if step and not STEP.holds(step):
-        raise RunError(f"config.model.init_from is {place!r}; accepted: FOLDER, or FOLDER@STEP with {STEP.accepted}")
+        raise RunError(f"config.model.init_from is {place!r}, but must be FOLDER, or FOLDER@STEP with {STEP.accepted}")
     path = Path(folder).expanduser().absolute()
     if not (path / "checkpoints").is_dir():
         raise RunError(f"config.model.init_from is {place!r}, and {path} has no checkpoints")

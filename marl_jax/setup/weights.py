@@ -36,6 +36,7 @@ def restore_weights(setup: Setup, workdir: Path, step: str = "newest") -> tuple[
         restored = checkpoints.restore({"trained": trained}, step=None if step == "newest" else wanted, partial=True)
     finally:
         checkpoints.close()
+    assert restored is not None  # `named` has found a checkpoint
     check_run(restored.meta.get("run", {}), setup, workdir)
     weights = {backbone.name: restored.state["trained"].get(backbone.name, {}) for backbone in setup.backbones}
     for backbone in setup.backbones:

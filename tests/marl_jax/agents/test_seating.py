@@ -164,9 +164,9 @@ def test_a_config_names_policies_by_turn():
 @pytest.mark.parametrize(
     "agents, message",
     [
-        ({"all": "first", "all@x": "later"}, "config.agents.all@x has the turn 'x', but must be an integer from 0"),
+        ({"all": "first", "all@x": "later"}, "config.agents.all@x has turn 'x', but must have an integer >= 0"),
         ({"all": "first", "seat_7@1": "later"}, "config.agents.seat_7@1 is not a seat of tic_tac_toe"),
-        ({"all@1": "first", "seat_0": "later"}, "config.agents has no policy for seat_1, but must be every seat"),
+        ({"all@1": "first", "seat_0": "later"}, "config.agents has no policy for seat_1, but must name every seat"),
         (
             {"seat_0": "first", "seat_0@1": "bot:random", "seat_1": "later"},
             "config.agents has first, bot:random as turns of seat_0, but must have policies only or one bot",
