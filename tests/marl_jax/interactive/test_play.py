@@ -86,7 +86,7 @@ def test_help_drawing_and_end_of_input(tic_tac_toe, tmp_path):
     assert state is None, "the input ended"
     assert "svg FILE    write the position" in screen
     assert file.read_text().startswith("<svg")
-    assert "svg needs the name of a file" in screen
+    assert "svg needs a file name" in screen
     assert "No such file or directory" in screen
 
 

@@ -130,7 +130,7 @@ def test_the_report_puts_constants_last(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = report.main(tmp_path).read_text()
     assert "<h3>reward</h3>" in page and "<h3>success</h3>" not in page
-    assert "The same at every step: success 0, kl –." in page
+    assert "Constant at every step: success 0, kl –." in page
 
 
 def test_what_is_printed_as_a_legal_answer_is_accepted():

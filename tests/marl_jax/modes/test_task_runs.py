@@ -243,7 +243,7 @@ def test_evaluation_logs_and_report(tmp_path, capsys):
         first["moves"][0]["reward"][1] + 0.1 * len(first["moves"][0]["answer"])
     )
     page = (tmp_path / "report.html").read_text()
-    assert "plain with tiny" in page and "Episodes" in page and "4 episodes a step" in page and "success" in page
+    assert "plain with tiny" in page and "Episodes" in page and "4 episodes per step" in page and "success" in page
     assert "writer (tiny)" in next((tmp_path / "logs").glob("llm_conversation_*")).read_text()
 
     # The same, from the checkpoint, in a mode of its own: equal to what the run found.

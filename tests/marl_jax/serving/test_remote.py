@@ -164,7 +164,7 @@ def test_a_wait_for_a_slow_server_is_logged_and_its_end_is_a_line(monkeypatch, c
     with mute() as url:
         assert launch.main(["launch.py", *command, f"--config.play.opponent={url}/v1#m"]) == 1
     shown = capsys.readouterr().err
-    assert "/v1#m: 0 of 1 answers after 0 s" in shown and "Traceback" not in shown
+    assert "/v1#m: 0 of 1 completions after 0 s" in shown and "Traceback" not in shown
     assert shown.endswith("returned no completion in 0.5 s; last error: timed out\n")
 
 

@@ -85,7 +85,7 @@ def test_it_shows_the_evaluation_the_games_and_the_config(workdir):
     words = "".join(read(report.main(workdir).read_text()).words)
     assert ATTACK in words  # as text
     assert "65.0 % [30.0, 90.0]" in words
-    assert "6 of the 20 games" in words
+    assert "6 of the 20 recorded games" in words
     assert "59 of 200" in words
     assert '"clip_low": 0.2' in words
 
