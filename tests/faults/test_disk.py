@@ -40,7 +40,7 @@ def test_a_disk_without_room_for_files_is_a_line_too(tmp_path, seen):
         run = launch(folder / "run", tmp_path / "cache", *settings)
         said = run.communicate(timeout=600)[1]
     assert run.returncode == 1 and "Traceback" not in said, said
-    assert "files free; not saved, the run continues" in said and "step 6 could not be saved" in said
+    assert "files free; it is not saved, and the run continues" in said and "step 6 could not be saved" in said
     seen("a file system for 60 files", "a line for every checkpoint without room", runs=1)
 
 

@@ -173,7 +173,7 @@ def test_a_run_resumes_exactly_and_refuses_other_answers(workdir, tmp_path):
     shutil.rmtree(again / "labelled")
     tiny_verifier.write_files(again / "labelled", seed=1)
     config.steps = 71
-    with pytest.raises(RunError, match="not those with which this run began"):
+    with pytest.raises(RunError, match="have changed since this run started"):
         train.train(config, again)
 
 

@@ -130,7 +130,7 @@ def test_missing_and_unfinished_files_say_what_to_do(tmp_path):
         verifier.read_split(config, tmp_path, "train")
     (tmp_path / "labelled").mkdir()
     (tmp_path / "labelled" / "train.jsonl").write_text('{"format": 1, "questions": 2}\n')
-    with pytest.raises(DataError, match="continues it"):
+    with pytest.raises(DataError, match="is incomplete; complete it with --mode=label"):
         verifier.read_split(config, tmp_path, "train")
     tiny_verifier.write_files(tmp_path / "other" / "labelled", n=3, held_out=3)
     config.algo.update(dict(data=str(tmp_path / "other"), questions=2, held_out=1))
@@ -255,7 +255,7 @@ def test_configs_that_cannot_work():
         return str(error.value)
 
     assert "per_side is 3, but must be <= algo.samples (2)" in problems(**{"algo.per_side": 3})
-    assert "must be one of: accuracy, auc" in problems(**{"checkpoint.best_metric": "self/success"})
+    assert "METRIC is one of: accuracy, auc" in problems(**{"checkpoint.best_metric": "self/success"})
     config = tiny_verifier.get_config()
     config.task.name, config.task.params = "solver_checker", {}
     with pytest.raises(ConfigError, match="roles .* must be a task of one role"):

@@ -150,7 +150,7 @@ def test_nothing_whole_is_an_error_not_a_fresh_start(tmp_path):
     checkpoints.close()
     data_file(tmp_path, 1).unlink()
     for _ in range(2):  # the same command again must not begin anew either
-        with pytest.raises(CheckpointError, match="none of the checkpoints"):
+        with pytest.raises(CheckpointError, match="are damaged; use another folder"):
             Checkpoints(tmp_path).restore(make_state())
 
 
