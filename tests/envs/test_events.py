@@ -247,7 +247,7 @@ SOME = [
 ]  # fmt: skip
 
 
-@pytest.mark.nightly_for("*-digits by three-*", "hanabi 5-*")
+@pytest.mark.nightly_for("*-digits by three-*")
 @pytest.mark.parametrize(("kind", "style"), [
     ("byte", "brief"), ("byte", "compact"), ("smollm2", "compact"), ("digits by three", "full"),
 ])  # fmt: skip

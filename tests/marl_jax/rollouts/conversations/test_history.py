@@ -116,7 +116,7 @@ def check(found, told):
     assert float(metrics["dropped_completions"]) == pytest.approx(1 - told.recorded[counts].mean())
 
 
-@pytest.mark.nightly_for("tree of names, adapters")
+@pytest.mark.nightly_for("groups")
 @pytest.mark.parametrize("case", ["tree of names, adapters", "groups"])
 def test_refill_replaces_the_conversations_of_whole_games(case):
     rollout = dataclasses.replace(program(case).roll, refill=2)
