@@ -135,7 +135,7 @@ def program(case: Case):
                 out, *new = attend(step, *(x.reshape(case.pool) for x in flat))
                 outs.append(out)
                 after.append(tuple(x.reshape(-1) for x in new))
-            return outs[0], total + sum(outs), tuple(after)  # the sum prevents that calls are optimized away
+            return outs[0], total + sum(outs), tuple(after)  # the sum keeps calls from being optimized away
 
         zero = jnp.zeros((case.rows, heads, size), step.qkv.dtype)
         out, total, caches = jax.lax.fori_loop(0, ROUNDS, one, (zero, zero, caches))

@@ -69,10 +69,10 @@ class _Budget:
     def charge(self, size: int) -> None:
         """Charge for a value of `size` characters or elements."""
         if size > LARGEST:
-            raise LimitError(f"the template makes a text of more than {LARGEST:,} characters")
+            raise LimitError(f"the template creates a text of more than {LARGEST:,} characters")
         self.total -= size
         if self.total < 0:
-            raise LimitError(f"the template makes values of more than {TOTAL:,} characters and elements together")
+            raise LimitError(f"the template creates values of more than {TOTAL:,} characters and elements together")
 
 
 _budget: contextvars.ContextVar[_Budget] = contextvars.ContextVar("budget")
@@ -149,7 +149,7 @@ def _made(value: Any) -> Any:
 def _check_elements(count: int) -> None:
     """Charge for a list of `count` elements."""
     if count > MOST_ELEMENTS:
-        raise LimitError(f"the template makes a list of more than {MOST_ELEMENTS:,} elements")
+        raise LimitError(f"the template creates a list of more than {MOST_ELEMENTS:,} elements")
     _budget.get().charge(count)
     _budget.get().step(count // 16)
 
@@ -168,7 +168,7 @@ def _look(*values: Any, times: int = 1) -> None:
 def _check_number(bits: int) -> None:
     """Raise LimitError if an integer has too many bits."""
     if bits > LARGEST_NUMBER:
-        raise LimitError(f"the template makes a number of more than {LARGEST_NUMBER:,} bits")
+        raise LimitError(f"the template creates a number of more than {LARGEST_NUMBER:,} bits")
 
 
 def _check_format(text: str, arguments: Iterable[Any]) -> None:

@@ -167,7 +167,9 @@ def _from_hub(hub_id: str, place: Path) -> None:
         raise FetchError(f"the hub has no {hub_id}, or it is private. {help_}") from error
     except (errors.LocalEntryNotFoundError, ConnectionError, TimeoutError, http_error) as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-        raise FetchError(f"{hub_id} could not be downloaded; is this machine online? {help_} ({reason})") from error
+        raise FetchError(
+            f"{hub_id} could not be downloaded; check the network connection. {help_} ({reason})"
+        ) from error
     missing = [what for what in ("config.json", "*.safetensors") if not any(part.glob(what))]
     if missing:
         raise FetchError(f"{hub_id} has no {' and no '.join(missing)}. {help_}")

@@ -151,7 +151,7 @@ class Model:
         table = None if cache is None else cache.table if rows is None else rows[:, None]
         readers = None
         if readable > 1:
-            assert adapters is not None  # only adapters have a prefix each
+            assert adapters is not None  # several prefixes mean one per adapter
             readers = adapters.ids
         mask, ordered = None, False
         if isinstance(layout, Conversations):

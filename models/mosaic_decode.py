@@ -163,7 +163,7 @@ def _product(a, b):
         plgpu.wgmma(acc, a, b)
         return acc[...]
 
-    accumulator = plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]  # public
+    accumulator = plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]  # not re-exported
     return pl.run_scoped(multiply, accumulator)
 
 

@@ -111,8 +111,8 @@ def find(path: str | Path) -> Path:
         return path
     files = sorted(path.glob("*.gguf"))
     if len(files) != 1:
-        held = ", ".join(p.name for p in files) or "no GGUF file"
-        raise WeightsError(f"{path} has no config.json and {held}, but must have a config.json or one GGUF file")
+        held = ", ".join(p.name for p in files) or "neither"
+        raise WeightsError(f"{path} must have a config.json or one GGUF file, but has {held}")
     return files[0]
 
 

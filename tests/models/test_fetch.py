@@ -123,9 +123,9 @@ def test_the_hub_folder_appears_whole(root, monkeypatch):
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
-        (errors.LocalEntryNotFoundError("cannot find"), "is this machine online"),
-        (errors.OfflineModeIsEnabled("offline mode"), "is this machine online"),
-        (Broken("no route"), r"is this machine online.*\(Broken: no route\)"),
+        (errors.LocalEntryNotFoundError("cannot find"), "check the network connection"),
+        (errors.OfflineModeIsEnabled("offline mode"), "check the network connection"),
+        (Broken("no route"), r"check the network connection.*\(Broken: no route\)"),
         (http_error(errors.GatedRepoError), "is gated: accept its licence"),
         (http_error(errors.RepositoryNotFoundError), "the hub has no Qwen/Qwen2.5-0.5B"),
     ],
