@@ -319,7 +319,7 @@ async def _predict(url, body):
 
 def test_a_batch_that_fails_costs_its_requests_and_not_the_server():
     with server.in_thread(app(FakeScorer())) as url:
-        with pytest.raises(ScorerUnavailable, match="last: status 500"):
+        with pytest.raises(ScorerUnavailable, match="last error: status 500"):
             score(url, [chat("a", "broken")], deadline=0.2)
         assert score(url, [chat("a", "7")]) == [0.007]
 
@@ -327,7 +327,7 @@ def test_a_batch_that_fails_costs_its_requests_and_not_the_server():
 def test_a_slow_batch_is_answered_in_time_with_an_error():
     with server.in_thread(app(FakeScorer(seconds=2.0), seconds=0.2)) as url:
         began = time.monotonic()
-        with pytest.raises(ScorerUnavailable, match="last: (status 504|no attempt)"):
+        with pytest.raises(ScorerUnavailable, match="last error: (status 504|no attempt)"):
             score(url, [chat("a", "7")], deadline=0.4)
         assert time.monotonic() - began < 1.9
 
