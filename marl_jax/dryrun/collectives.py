@@ -1,7 +1,7 @@
-"""What a compiled program sends between chips, read from its text.
+"""Collectives of a compiled program, parsed from its HLO text.
 
-XLA prints a program as computations of instructions; loops name the computation that is their body and, where it is
-known, how often it runs. A collective counts as often as it runs, in a loop of unknown length once.
+HLO text lists computations and their instructions. A loop names the computation of its body and, if known, its trip
+count. A collective is counted as often as it runs, and once in a loop of unknown length.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ _BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "token": 0}
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$")
 _ARRAY = re.compile(r"\b(pred|token|bf16|[sufc]\d+\w*)\[([\d,]*)\]")
 _CALLS = re.compile(r"(calls|to_apply|body|condition|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)")
-_LATER = ("async-update", "async-done")  # they name the computation that `async-start` has already run
+_LATER = ("async-update", "async-done")  # they repeat the computation of `async-start`
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One instruction: `size` bytes a chip holds before it is scattered or after it is gathered, run `times` times.
+    """A collective instruction.
 
-    axes  of the mesh along which chips talk, e.g. ("fsdp",)
-    num_shards  how many of them talk to each other
+    Attributes:
+        kind: One of `KINDS`.
+        size: Number of bytes of the full array on a chip, before scattering or after gathering.
+        num_shards: Number of chips in a group.
+        axes: Mesh axes along which the chips of a group differ, such as ("fsdp",).
+        times: Number of times that the instruction runs.
     """
 
     kind: str
@@ -38,7 +42,7 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Bytes that leave a chip in all, by the ring algorithm (a permutation sends what it has)."""
+        """Total number of bytes sent by a chip with the ring algorithm."""
         if self.kind == "collective-permute":
             return self.size * self.times
         share = (self.num_shards - 1) / self.num_shards
@@ -46,9 +50,14 @@ class Collective:
 
 
 def read(text: str, mesh: Mapping[str, int]) -> list[Collective]:
-    """Every collective of a program compiled for a mesh of these ways; those among one chip are left out."""
+    """Return the collectives of a program between two or more chips.
+
+    Args:
+        text: HLO text of the program.
+        mesh: Size of every mesh axis.
+    """
     computations, entry = _computations(text)
-    found = []
+    collectives = []
     for name, times in _runs(computations, entry).items():
         for kind, shape, line in computations[name]:
             base = kind.removesuffix("-start")
@@ -58,14 +67,23 @@ def read(text: str, mesh: Mapping[str, int]) -> list[Collective]:
             if len(group) > 1:
                 size = _whole(base, shape, len(group), started=kind.endswith("-start"))
                 if base == "all-reduce" and "all-reduce-scatter" in name:
-                    base = "reduce-scatter"  # the TPU compiler's form of it: the sum, fused with taking one's part
-                found.append(Collective(base, size, len(group), _axes(group, mesh), times))
-    return found
+                    base = "reduce-scatter"  # the TPU compiler fuses the sum with a slice
+                collectives.append(Collective(base, size, len(group), _axes(group, mesh), times))
+    return collectives
 
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """All collectives of one kind along the same axes: how many run, bytes held and bytes sent, of one chip."""
+    """Sum of all collectives of one kind along the same axes, for one chip.
+
+    Attributes:
+        kind: One of `KINDS`.
+        axes: Mesh axes.
+        num_shards: Number of chips in a group.
+        count: Number of runs.
+        size: Number of bytes of the full arrays.
+        sent: Number of bytes sent.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -76,7 +94,7 @@ class Total:
 
 
 def totals(collectives: Sequence[Collective]) -> list[Total]:
-    """Collectives added up by kind and axes."""
+    """Sum collectives by kind and axes."""
     table: dict[tuple, list[Collective]] = {}
     for c in collectives:
         table.setdefault((KINDS.index(c.kind), c.axes, c.num_shards), []).append(c)
@@ -95,7 +113,7 @@ def totals(collectives: Sequence[Collective]) -> list[Total]:
 
 
 def _computations(text: str) -> tuple[dict[str, list[tuple[str, str, str]]], str]:
-    """Instructions (operation, type, line) by computation, and the name of the first one to run."""
+    """Return the instructions (operation, type, line) of every computation and the entry point."""
     computations, entry, current = {}, "", None
     for line in text.splitlines():
         if current is None:
@@ -111,7 +129,7 @@ def _computations(text: str) -> tuple[dict[str, list[tuple[str, str, str]]], str
 
 
 def _split_type(text: str) -> tuple[str, str]:
-    """The type at the beginning of an instruction, which may be a tuple of tuples, and what follows it."""
+    """Split an instruction into its type, which may be a nested tuple, and the rest."""
     if not text.startswith("("):
         shape, _, rest = text.partition(" ")
         return shape, rest
@@ -120,11 +138,11 @@ def _split_type(text: str) -> tuple[str, str]:
         depth += (char == "(") - (char == ")")
         if depth == 0:
             return text[: i + 1], text[i + 1 :].lstrip()
-    raise ValueError(f"no end of the type in {text[:80]!r}")
+    raise ValueError(f"unbalanced parentheses in the type of {text[:80]!r}")
 
 
 def _runs(computations, entry: str) -> dict[str, int]:
-    """How often each computation runs."""
+    """Return how often each computation runs."""
     runs: dict[str, int] = {}
 
     def visit(name: str, times: int) -> None:
@@ -140,16 +158,17 @@ def _runs(computations, entry: str) -> dict[str, int]:
 
 
 def _called(line: str) -> Iterator[tuple[str, str]]:
-    """(how, name) of every computation that an instruction runs."""
+    """Yield (attribute, name) of every computation that an instruction calls."""
     for how, names in _CALLS.findall(line):
         for name in re.findall(r"[\w.\-]+", names):
             yield how, name
 
 
 def _trips(line: str, computations) -> int:
-    """How often the body of a loop runs: as the compiler notes it, or from a condition `counter < constant`.
+    """Return the trip count of a loop.
 
-    Loops that XLA makes count up from 0 by one.
+    It is read from the annotation of the compiler, or from a condition `counter < constant`, because XLA's loops count
+    up from 0 by one.
     """
     if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line):
         return int(noted[1])
@@ -162,7 +181,7 @@ def _trips(line: str, computations) -> int:
 
 
 def _bytes(shape: str) -> float:
-    """Bytes of all arrays in a type."""
+    """Return the number of bytes of all arrays in a type."""
     total = 0.0
     for kind, sizes in _ARRAY.findall(shape):
         bits = _BITS[kind] if kind in _BITS else int("".join(re.findall(r"\d+", kind)[:1]))
@@ -171,22 +190,22 @@ def _bytes(shape: str) -> float:
 
 
 def _whole(kind: str, shape: str, num_shards: int, started: bool) -> float:
-    """Bytes of the whole: what is gathered, or what there was before it was scattered."""
-    if kind == "collective-permute" and started:  # what goes, what comes, and two counters
+    """Return the number of bytes of the full array, after gathering or before scattering."""
+    if kind == "collective-permute" and started:  # its type has the input, the output and two counters
         return _bytes(shape.replace("u32[]", "")) / 2
     total = _bytes(shape)
     if kind == "reduce-scatter":
         return total * num_shards / (num_shards + 1) if started else total * num_shards
-    if kind == "all-gather" and started:  # its type has the parts that go in and the whole that comes out
+    if kind == "all-gather" and started:  # its type has the input shards and the output
         return total * num_shards / (num_shards + 1)
     return total
 
 
-# --------------------------------------------------------------------------------------------------- who talks to whom
+# --------------------------------------------------------------------------------------------------- groups of chips
 
 
 def _group(line: str, n: int) -> list[int]:
-    """Places on the mesh of the first group of chips that talk to each other."""
+    """Return the positions on the mesh of the first group of chips."""
     if pairs := re.search(r"source_target_pairs=\{(\{[^=]*\})\}", line):
         moves = re.findall(r"\{(\d+),(\d+)\}", pairs[1])
         return next(([int(a), int(b)] for a, b in moves if a != b), [0])
@@ -202,7 +221,10 @@ def _group(line: str, n: int) -> list[int]:
 
 
 def _along(mesh: str, axes: str) -> list[int]:
-    """The places that differ from 0 along some axes, or parts of axes: `'a'=4,'b'=2` and `'a'` or `'a':(1)2`."""
+    """Return the group of position 0 along some axes or parts of axes.
+
+    For example, `mesh` is `'a'=4,'b'=2`, and `axes` is `'a'` or `'a':(1)2`.
+    """
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     strides, stride = {}, 1
     for name in reversed(sizes):
@@ -217,6 +239,6 @@ def _along(mesh: str, axes: str) -> list[int]:
 
 
 def _axes(group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes of the mesh along which the chips of a group differ."""
+    """Return the mesh axes along which the chips of a group differ."""
     coordinates = np.unravel_index(np.asarray(group), tuple(mesh.values()))
     return tuple(name for name, where in zip(mesh, coordinates, strict=True) if len(set(where.tolist())) > 1)

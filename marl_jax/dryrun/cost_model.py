@@ -1,15 +1,15 @@
-"""A paper model of larger machines: how a training step that was compiled for some chips would do on more of them.
+"""Analytical cost model of a training step on more chips than it was compiled for.
 
-Everything starts from what the compiler said about the programs for n chips, and follows from these assumptions:
+It extrapolates the compiler's numbers for n chips under these assumptions:
 
-- Weak scaling: every chip keeps its games, so operations and temporaries of a chip stay as compiled.
-- The `fsdp` axis grows with the chips, up to a slice (`Chip.slice`); `tensor` stays. What is gathered or scattered
-  along it has the same size, of which a chip sends (m − 1)/m on m chips, by rings.
-- Beyond a slice, `data` grows: slices hold copies and add up their gradients once an update, over the network outside
-  the slice (`Chip.outside`). Each chip adds up its own part: 2 (s − 1)/s of it for s slices.
-- Matrix products run at `mfu` of the peak. A ring goes both ways round, over `links` links of a chip.
-- A share `overlap` of the traffic hides behind arithmetic, as far as there is arithmetic to hide behind.
-- Chips wait for nobody: games have equal lengths, hosts and checkpoints cost nothing.
+- Weak scaling: the number of games per chip is constant, and so are the operations and temporaries of a chip.
+- The `fsdp` axis grows with the number of chips, up to a slice (`Chip.slice`), and `tensor` is constant. Gathered and
+  scattered arrays keep their size, of which a chip sends (m − 1)/m on m chips with the ring algorithm.
+- Beyond a slice, the `data` axis grows. Slices are replicas that all-reduce their gradients once per update over the
+  network (`Chip.outside`). Each chip reduces its shard and sends 2 (s − 1)/s of it for s slices.
+- Matrix products run at `mfu` of the peak. A ring uses `links` links of a chip, one in each direction.
+- A fraction `overlap` of the traffic overlaps with computation, up to the time of the computation.
+- Chips never wait: games have equal lengths, and hosts and checkpoints take no time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from marl_jax.devices.hardware import CHIPS, Chip
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """What cannot be compiled.
+    """Parameters of the model that the compiler does not know.
 
-    mfu      of matrix products: what the update is tuned to reach; rollouts that mostly read prompts are like it
-    links    that a ring uses at once
-    overlap  share of the traffic that may run behind arithmetic
+    Attributes:
+        mfu: Fraction of the peak that matrix products reach. It is the target of the update; rollouts that mostly
+            prefill are similar.
+        links: Number of links that a ring uses at once.
+        overlap: Fraction of the traffic that overlaps with computation.
     """
 
     mfu: float = 0.4
@@ -43,12 +45,14 @@ ASSUMED = Assumptions()
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Seconds of one training step on some chips.
+    """Time of a training step in seconds.
 
-    compute  matrix products
-    inside   traffic inside the slice
-    outside  traffic between slices
-    seconds  the step, with what overlaps taken off
+    Attributes:
+        chips: Number of chips.
+        compute: Time of matrix products.
+        inside: Time of traffic within a slice.
+        outside: Time of traffic between slices.
+        seconds: Time of the step, with overlap.
     """
 
     chips: int
@@ -59,7 +63,7 @@ class Step:
 
 
 def step(result: Mapping, chips: int, assumed: Assumptions = ASSUMED) -> Step:
-    """One training step of a compiled result (`render.as_json`) on so many chips of its kind."""
+    """Estimate a training step of a compiled result (`render.as_json`) on `chips` chips."""
     chip = CHIPS[result["topology"].partition(":")[0]]
     compute = sum(p["flops"] for p in result["programs"].values()) / result["chips"] / (assumed.mfu * chip.bf16)
     slices = -(-chips // chip.slice)
@@ -74,58 +78,59 @@ def step(result: Mapping, chips: int, assumed: Assumptions = ASSUMED) -> Step:
 
 
 def traffic(result: Mapping, within: int) -> float:
-    """Bytes that a chip of a slice of `within` chips sends in one step."""
+    """Return the bytes sent per step by a chip of a slice of `within` chips."""
     mesh, totals = result["mesh"], (total for p in result["programs"].values() for total in p["traffic"])
     return sum(total["sent"] * growth(total, mesh, within) for total in totals)
 
 
 def growth(total: Mapping, mesh: Mapping[str, int], within: int) -> float:
-    """How much more of a collective's bytes a chip sends once the fsdp axis fills a slice of `within` chips."""
+    """Return the growth of a collective's traffic if `fsdp` fills a slice of `within` chips."""
     if "fsdp" not in total["axes"]:
         return 1.0
     share = lambda num_shards: (num_shards - 1) / num_shards  # noqa: E731
-    # A product that passes weights around a ring is made of permutations between two chips, but the ring is the axis.
+    # A matrix product that passes weights around a ring permutes them between two chips, but the ring is the axis.
     num_shards = mesh["fsdp"] if total["kind"] == "collective-permute" else total["num_shards"]
-    if num_shards < mesh["fsdp"]:  # within a part of the axis, which stays as large as it is
+    if num_shards < mesh["fsdp"]:  # within a part of the axis, which has a constant size
         return 1.0
     return share(num_shards // mesh["fsdp"] * fsdp_shards(mesh, within)) / share(num_shards)
 
 
 def fsdp_shards(mesh: Mapping[str, int], within: int) -> int:
-    """The fsdp axis once it fills a slice of `within` chips."""
+    """Return the size of the `fsdp` axis if it fills a slice of `within` chips."""
     return within // (mesh["data"] * mesh["tensor"])
 
 
 def speed(chip: Chip, assumed: Assumptions) -> float:
-    """Bytes a second that a chip sends in a ring."""
+    """Return the bandwidth of a ring in bytes per second and chip."""
     return chip.link * min(assumed.links, chip.links)
 
 
 def table(results: Sequence[Mapping], sizes: Sequence[int], assumed: Assumptions = ASSUMED) -> str:
-    """Markdown: every result on every number of chips."""
+    """Return a Markdown table with every result on every number of chips."""
     head = ("case", "chips", "games", "arithmetic, s", "traffic in the slice, s", "between slices, s", "step, s",
             "games × turns a second", "of linear")  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for result in results:
         base = step(result, result["chips"], assumed)
         for chips in sizes:
-            found = step(result, chips, assumed)
+            estimate = step(result, chips, assumed)
             games = result["games"] * chips // result["chips"]
-            share = base.seconds / found.seconds
+            share = base.seconds / estimate.seconds
             cells = (
                 f"{result['algorithm'].upper().replace('_', '-')}, {result['model']}, compiled for "
                 f"{result['topology']}",
-                f"{chips:,}", f"{games:,}", f"{found.compute:.2f}", f"{found.inside:.2f}", f"{found.outside:.2f}",
-                f"{found.seconds:.2f}", f"{games * result['turns'] / found.seconds:,.0f}", f"{share:.0%}",
+                f"{chips:,}", f"{games:,}", f"{estimate.compute:.2f}", f"{estimate.inside:.2f}",
+                f"{estimate.outside:.2f}", f"{estimate.seconds:.2f}",
+                f"{games * result['turns'] / estimate.seconds:,.0f}", f"{share:.0%}",
             )  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def check_table(results: Sequence[Mapping]) -> str:
-    """Markdown: traffic by this model against traffic as compiled, where one case was compiled for two sizes of slice.
+    """Return a Markdown table that compares the modeled traffic with the compiled one.
 
-    Pairs are results that agree in everything but the number of chips, with as many games on each.
+    It has the pairs of results that differ only in the number of chips, with the same number of games per chip.
     """
     lines = ["| case | from | to | sent by a chip, model, GiB | compiled, GiB |", "| --- | --- | --- | --- | --- |"]
 
@@ -145,18 +150,18 @@ def check_table(results: Sequence[Mapping]) -> str:
 
 
 def matrix_flops(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> float:
-    """Operations of all matrix products, on all chips together.
+    """Return the number of operations of all matrix products, on all chips together.
 
-    A scan counts as often as it runs, a loop of unknown length once, the dearer branch of a choice. What is computed
-    again in the backward pass counts again. Kernels that are not made of matrix products in the trace (fused attention
-    on GPUs) are not seen.
+    A scan counts as often as it runs, a loop of unknown length once, and the most expensive branch of a conditional.
+    Rematerialized operations count again. Kernels without matrix products in the trace, such as fused attention on
+    GPUs, are not counted.
     """
     total = 0.0
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if equation.primitive.name == "dot_general":
             total += _product(equation)
             continue
-        inner = [matrix_flops(found) for found in _jaxprs(equation.params)]
+        inner = [matrix_flops(inside) for inside in _jaxprs(equation.params)]
         if equation.primitive.name == "cond":
             total += max(inner, default=0.0)
         else:
@@ -165,14 +170,14 @@ def matrix_flops(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> float:
 
 
 def _product(equation) -> float:
-    """2 · rows · columns · depth, for every member of the batch."""
+    """Return 2 · rows · columns · depth, summed over the batch."""
     (left, _), ((contracted, _), _) = equation.invars, equation.params["dimension_numbers"]
     depth = math.prod(left.aval.shape[axis] for axis in contracted)
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * depth
 
 
 def _jaxprs(params: dict[str, Any]):
-    """The programs inside an equation."""
+    """Yield the jaxprs inside an equation."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, core.ClosedJaxpr | core.Jaxpr):

@@ -1,4 +1,4 @@
-"""What a training step will need: bytes on each chip by kind, operations, collectives, whether it fits."""
+"""Memory, operations and collectives of a training step, from its compiled programs."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ _TEMPORARIES = re.compile(r"required for HLO temporaries \(([\d.]+)([KMGT]?)\)")
 
 @dataclasses.dataclass(frozen=True)
 class ProgramForecast:
-    """One of the two programs on one chip.
+    """Resources of the rollout or the update on one chip.
 
-    given        bytes of what it reads, by kind; `padding` is what the compiler adds to lay them out
-    temporaries  bytes it needs while it runs: activations, gradients, gathered weights, the key/value cache
-    cache        bytes of that cache, by its shape; part of the temporaries
-    outputs      bytes of new results, those written over what was given left out
-    beside       bytes that lie on the chip all the while though this program does not read them
-    total        all of it: what the chip must hold while it runs
-    flops        matrix products on all chips, see `operations`
-    model_flops  the same by the usual rule: 2 (forward) or 6 (and backward) a parameter and token
-    compiler_flops  what the compiler says of one chip; it counts the body of a loop once
-    traffic      collectives of one chip, added up
-    seconds      it took to compile
+    Attributes:
+        given: Number of bytes of the arguments by kind; `padding` is added by the compiler.
+        temporaries: Number of bytes of temporaries: activations, gradients, gathered weights and KV cache.
+        cache: Number of bytes of the KV cache, computed from its shape; part of the temporaries.
+        outputs: Number of bytes of outputs that do not alias an argument.
+        beside: Number of bytes on the chip that this program does not use.
+        total: Total number of bytes on the chip while the program runs.
+        flops: Operations of matrix products on all chips; see `matrix_flops`.
+        model_flops: The same by the usual rule: 2 (forward) or 6 (with backward) per parameter and token.
+        compiler_flops: Operations of one chip by the compiler, which counts the body of a loop once.
+        traffic: Sums of the collectives of one chip.
+        seconds: Compile time.
     """
 
     given: dict[str, float]
@@ -62,7 +63,16 @@ class ProgramForecast:
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """Both programs for one number of games; a program that the compiler refused for want of memory is its bytes."""
+    """Resources of a training step.
+
+    Attributes:
+        games: Number of parallel games.
+        chips: Number of chips.
+        mesh: Size of every mesh axis.
+        counted: Numbers that follow from the shapes.
+        programs: Rollout ("play") and update ("learn"), as far as they are compiled.
+        refused: Number of bytes of programs that the compiler rejected because they do not fit.
+    """
 
     games: int
     chips: int
@@ -73,11 +83,11 @@ class Forecast:
 
     @property
     def needs(self) -> float:
-        """Bytes of the program that needs most."""
+        """Number of bytes of the program that needs the most memory."""
         return max([p.total for p in self.programs.values()] + list(self.refused.values()))
 
     def fits(self, limit: float) -> bool:
-        """Whether a chip that holds `limit` bytes can run both."""
+        """Return whether both programs fit into `limit` bytes per chip."""
         return not self.refused and self.needs <= limit
 
 
@@ -87,38 +97,45 @@ def forecast(
     find: programs.Finder,
     half: Callable[[Forecast], Any] = lambda _: None,
 ) -> Forecast:
-    """Compiles rollout and update of a config for some devices, and reads off what they need.
+    """Compile the rollout and the update of a config and return their resources.
 
-    half  is told what is known once the rollout is compiled: compilers of large models take minutes
+    Args:
+        config: Config of a run.
+        devices: Target devices.
+        find: Finds the shapes and tokenizers of models.
+        half: Called with the partial result once the rollout is compiled, because compilation may take minutes.
     """
     setup = setups.make(config, devices, find)
     rollout, optimizer = setup.rollout, optimizer_for(config)
     state = programs.abstract_state(setup, rollout, optimizer)
-    found, refused = {}, {}
+    compiled, refused = {}, {}
 
     play = programs.trace_play(setup, rollout, state)
     counted = Counted.of(setup, play.traced.out_info[0])
     beside = held(state.of_each("optimizer"))
     done, seconds = _compile(setup, "play", play, beside, refused)
     if done is not None:
-        found["play"] = _program(setup, play, done, beside, counted.cache, counted.play_flops, seconds)
+        compiled["play"] = _program(setup, play, done, beside, counted.cache, counted.play_flops, seconds)
         samples = programs.results_of(play, done)[0]
-    else:  # The update can be forecast all the same.
+    else:  # the update can be compiled all the same
         samples = programs.by_rows(play.traced.out_info[0], setup, axis=0)
 
-    known = Forecast(config.rollout.num_envs, len(devices), dict(setup.mesh.shape), counted, found, refused)
+    known = Forecast(config.rollout.num_envs, len(devices), dict(setup.mesh.shape), counted, compiled, refused)
     half(known)
 
     learn = programs.trace_learn(setup, optimizer, state, samples)
     beside = held(state.rollout)
     done, seconds = _compile(setup, "learn", learn, beside, refused)
     if done is not None:
-        found["learn"] = _program(setup, learn, done, beside, 0.0, counted.learn_flops, seconds)
+        compiled["learn"] = _program(setup, learn, done, beside, 0.0, counted.learn_flops, seconds)
     return known
 
 
 def _compile(setup: Setup, name: str, program: Traced, beside: float, refused: dict[str, float]):
-    """The compiled program, or None, with the bytes it would need in `refused`; and the seconds it took."""
+    """Compile a program and return it with the compile time.
+
+    If it does not fit, returns None instead, and `refused` gets the number of bytes that it needs.
+    """
     start = time.perf_counter()
     try:
         done = programs.compiled(setup, program)
@@ -133,9 +150,14 @@ def _compile(setup: Setup, name: str, program: Traced, beside: float, refused: d
 
 
 def memory_wanted(message: str, given: float) -> float | None:
-    """Bytes that a program needs, from the compiler's complaint that it does not fit; None if it is another one.
+    """Return the bytes that a program needs, from an out-of-memory error.
 
-    given  bytes of its arguments, which the TPU compiler names in some messages and leaves out in others
+    Args:
+        message: The error.
+        given: Number of bytes of the arguments, which some messages of the TPU compiler leave out.
+
+    Returns:
+        None for another error.
     """
     if "RESOURCE_EXHAUSTED" not in message:
         return None
@@ -159,7 +181,7 @@ def _program(setup, program: Traced, done, beside: float, cache: float, rule: fl
         cache=cache,
         outputs=outputs,
         beside=beside,
-        # Not the compiler's sum of arguments: what a program is given and does not look at lies on the chip, too.
+        # Unlike the compiler's sum, this includes arguments that the program does not use.
         total=sum(given.values()) + temporaries + outputs + beside + memory.generated_code_size_in_bytes,
         flops=matrix_flops(program.traced.jaxpr),
         model_flops=rule,
@@ -172,7 +194,7 @@ def _program(setup, program: Traced, done, beside: float, cache: float, rule: fl
 def _compiler_flops(done) -> float | None:
     try:
         return (done.cost_analysis() or {}).get("flops")
-    except NotImplementedError:  # not every compiler says
+    except NotImplementedError:  # not implemented by every compiler
         return None
 
 
@@ -180,7 +202,7 @@ def _compiler_flops(done) -> float | None:
 
 
 def held(tree: Any) -> float:
-    """Bytes of a tree of shapes on one chip."""
+    """Return the number of bytes per chip of a tree of shapes."""
 
     def one(x) -> float:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -192,14 +214,15 @@ def held(tree: Any) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """What follows from the shapes alone, padding included.
+    """Numbers that follow from the shapes, including padding.
 
-    row          tokens of a row
-    read         tokens that the rollout reads, all turns of all games
-    learnt       tokens that the update reads, all epochs
-    play_flops   2 a parameter and token read
-    learn_flops  6 a parameter and token learnt
-    cache        bytes of the key/value cache of one chip's rows in the rollout
+    Attributes:
+        row: Number of tokens per row.
+        read: Number of tokens that the rollout reads, in all turns of all games.
+        learnt: Number of tokens that the update reads, in all epochs.
+        play_flops: 2 operations per parameter and token of the rollout.
+        learn_flops: 6 operations per parameter and token of the update.
+        cache: Number of bytes of the KV cache of the rollout on one chip.
     """
 
     row: int
@@ -211,13 +234,16 @@ class Counted:
 
     @classmethod
     def of(cls, setup: Setup, samples: Samples) -> Counted:
-        """Of a rollout's samples, as shapes; with several models each counts as if it read everything."""
+        """Count tokens and operations from the shapes of samples.
+
+        Every model is counted as if it read all rows.
+        """
         algo = setup.config.algo
         rows, row = samples.tokens.shape
         prompts = row - samples.n_completions * samples.branch_len
         games = setup.config.rollout.num_envs
         kept = rows if samples.completion_at is None else rows - samples.lookahead * samples.completion_at.shape[1]
-        found = cls(row, 0, 0, 0.0, 0.0, 0.0)
+        total = cls(row, 0, 0, 0.0, 0.0, 0.0)
         for backbone in setup.backbones:
             policy, cfg = backbone.policy, backbone.model.cfg
             read = rows * prompts
@@ -227,15 +253,15 @@ class Counted:
                 slots = len(policy.prefix) + backbone.row + policy.width
                 cache = kv.nbytes(cfg, games * samples.n_completions, slots, policy.dtype)
                 cache /= _cache_ways(setup, cfg.n_kv_heads)
-            found = cls(
-                row=found.row,
-                read=found.read + read,
-                learnt=found.learnt + learnt,
-                play_flops=found.play_flops + 2.0 * cfg.n_params * read,
-                learn_flops=found.learn_flops + 6.0 * cfg.n_params * learnt,
-                cache=max(found.cache, cache),
+            total = cls(
+                row=total.row,
+                read=total.read + read,
+                learnt=total.learnt + learnt,
+                play_flops=total.play_flops + 2.0 * cfg.n_params * read,
+                learn_flops=total.learn_flops + 6.0 * cfg.n_params * learnt,
+                cache=max(total.cache, cache),
             )
-        return found
+        return total
 
 
 def _cache_ways(setup: Setup, heads: int) -> int:

@@ -1,7 +1,7 @@
-"""The two programs of a training step, from shapes alone: traced, lowered and compiled for devices that need not exist.
+"""Programs of a training step, compiled from shapes for devices that need not exist.
 
-No array is made and no weight is read. What the programs are given is described by `abstract_state`: the same trees as
-in `train.py`, with shapes, dtypes and places on the mesh.
+No arrays are created and no weights are read. `abstract_state` returns the arguments of the programs: the same trees as
+in training, with shapes, dtypes and shardings.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ STAND_INS = ("smollm2-135m", "bytes")
 
 @dataclasses.dataclass(frozen=True)
 class Finder:
-    """`setup.found` without weights: nothing is read or fetched but tokenizers; `notes` collects what must be said."""
+    """`setup.found` without weights, which only loads tokenizers; collects `notes` for the user."""
 
     notes: set[str] = dataclasses.field(default_factory=set)
 
     def __call__(self, config: ConfigDict) -> tuple[ModelConfig, None, Tokenizer]:
-        """The shape of a model, as its weights or the registry have it, no place of weights, a tokenizer."""
+        """Return the shape of a model, no weights, and a tokenizer."""
         cfg = self._shape(config)
         return cfg, None, self._own_tokenizer(config) or self._stand_in(config, cfg)
 
@@ -54,13 +54,13 @@ class Finder:
         return tokenizers.load(place) if place.exists() else None
 
     def _stand_in(self, config: ConfigDict, cfg: ModelConfig) -> Tokenizer:
-        """A tokenizer in place of the model's: what it changes is the length of the prompts."""
+        """Return another tokenizer, which only changes the length of the prompts."""
         places = {name: name if name == "bytes" else fetch.locate(name) for name in STAND_INS}
         loaded = ((name, tokenizers.load(place)) for name, place in places.items() if place is not None)
-        name, tokenizer = next((name, found) for name, found in loaded if found.vocab_size <= cfg.vocab_size)
+        name, tokenizer = next((name, other) for name, other in loaded if other.vocab_size <= cfg.vocab_size)
         self.notes.add(
-            f"The tokenizer of {config.name} is not in {fetch.folder(config.name)}; that of {name} stands in for it, "
-            "so prompts are not as long as they will be."
+            f"The tokenizer of {config.name} is not in {fetch.folder(config.name)}; that of {name} is used instead, so "
+            "the lengths of prompts are approximate."
         )
         return tokenizer
 
@@ -70,19 +70,19 @@ class Finder:
 
 @dataclasses.dataclass(frozen=True)
 class AbstractState:
-    """What the programs read and write, as shapes on a mesh."""
+    """Arguments of the programs, as shapes on a mesh."""
 
     train_states: dict[str, TrainState]
     rollout: Any
     key: jax.ShapeDtypeStruct
 
     def of_each(self, field: str) -> dict:
-        """One field of every learner."""
+        """Return one field of every train state."""
         return {name: getattr(train_state, field) for name, train_state in self.train_states.items()}
 
 
 def abstract_state(setup: Setup, rollout, optimizer) -> AbstractState:
-    """Shapes, dtypes and places of everything that `train.py` starts with."""
+    """Return shapes, dtypes and shardings of the initial state of training."""
     everywhere = NamedSharding(setup.mesh, PartitionSpec())
     key = jax.eval_shape(lambda: jax.random.key(0))
     train_states = {}
@@ -107,7 +107,7 @@ def abstract_state(setup: Setup, rollout, optimizer) -> AbstractState:
 
 
 def by_rows(tree: Any, setup: Setup, axis: int) -> Any:
-    """Shapes split over the mesh by their rows, which are an axis; what has none or does not divide is whole."""
+    """Shard shapes along the axis of rows; replicate those that do not divide."""
     num_shards = meshes.batch_shards(setup.mesh)
 
     def one(x):
@@ -118,7 +118,7 @@ def by_rows(tree: Any, setup: Setup, axis: int) -> Any:
 
 
 def placed(tree: Any, shardings: Any) -> Any:
-    """Shapes with shardings: a tree of them, or one for all."""
+    """Return shapes with shardings, given as a tree or as one for all."""
     if isinstance(shardings, jax.sharding.Sharding):
         shardings = jax.tree.map(lambda _, one=shardings: one, tree)
     return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree, shardings)
@@ -129,14 +129,14 @@ def placed(tree: Any, shardings: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A program as it was traced: what it is given, by kind, and what JAX knows before compiling."""
+    """A traced program and its arguments by kind."""
 
     traced: Any
     given: dict[str, Any]
 
 
 def trace_play(setup: Setup, rollout, state: AbstractState) -> Traced:
-    """The rollout of `train.py`."""
+    """Trace the rollout."""
     play = jax.jit(rollout.__call__, donate_argnums=(1,))
     with _mesh(setup):
         traced = play.trace(all_weights(state.train_states), state.rollout, state.key)
@@ -146,7 +146,7 @@ def trace_play(setup: Setup, rollout, state: AbstractState) -> Traced:
 
 
 def trace_learn(setup: Setup, optimizer, state: AbstractState, samples: Any) -> Traced:
-    """The update of `train.py` on the samples of a rollout."""
+    """Trace the update with the samples of a rollout."""
     learn = jax.jit(functools.partial(learn_step, setup, optimizer), donate_argnums=(0,))
     with _mesh(setup):
         traced = learn.trace(state.train_states, samples, state.key)
@@ -155,16 +155,16 @@ def trace_learn(setup: Setup, optimizer, state: AbstractState, samples: Any) -> 
 
 
 def compiled(setup: Setup, program: Traced) -> jax.stages.Compiled:
-    """The program for the devices of the mesh."""
+    """Compile a program for the devices of the mesh."""
     with _mesh(setup):
         return program.traced.lower().compile(compiler_options_for(setup.mesh.devices.flat[0].platform))
 
 
 def results_of(program: Traced, done: jax.stages.Compiled) -> Any:
-    """What a compiled program gives, as shapes where it puts them."""
+    """Return the outputs of a compiled program as shapes with shardings."""
     return placed(program.traced.out_info, done.output_shardings)
 
 
 def _mesh(setup: Setup):
-    # Abstract, because nothing can be put on devices that are not there.
+    # Abstract, because no array can be placed on devices that do not exist.
     return jax.sharding.use_abstract_mesh(setup.mesh.abstract_mesh)

@@ -1,4 +1,4 @@
-"""A forecast as JSON, as text for a terminal and as rows of a Markdown table."""
+"""Forecasts as JSON, text and Markdown tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = {"play": "rollout (play)", "learn": "update (learn)"}
 
 
 def as_json(config: ConfigDict, topology: Topology, made: Forecast, notes: list[str], largest: dict | None) -> dict:
-    """Everything a forecast says, as plain values."""
+    """Convert a forecast to a JSON value."""
     limit, algo = topology.chip.usable, settings_from(config.algo)
     return dict(
         experiment=config.name,
@@ -46,12 +46,12 @@ def as_json(config: ConfigDict, topology: Topology, made: Forecast, notes: list[
 
 
 def finite(size: float) -> float | None:
-    """The number, or None where the compiler did not say it."""
+    """Return a size, or None if the compiler did not report it."""
     return size if size < float("inf") else None
 
 
 def as_text(result: dict) -> str:
-    """A result of `as_json` for a reader."""
+    """Format a result of `as_json` for a terminal."""
     lora = f"LoRA rank {result['lora']}" if result["lora"] else "all weights"
     mesh = " x ".join(f"{axis} {num_shards}" for axis, num_shards in result["mesh"].items())
     counted = result["counted"]
@@ -66,7 +66,7 @@ def as_text(result: dict) -> str:
     for name in NAMES.keys() - result["programs"].keys() - result["refused"].keys():
         lines += ["", f"{NAMES[name]}: not compiled"]
     for name, size in result["refused"].items():
-        lines += ["", f"{NAMES[name]}: the compiler refuses it, it needs {amount(size)} on a chip"]
+        lines += ["", f"{NAMES[name]}: rejected by the compiler, needs {amount(size)} per chip"]
     return "\n".join([*lines, "", verdict(result)])
 
 
@@ -74,42 +74,47 @@ def _program(name: str, p: dict, chips: int) -> list[str]:
     rows = [(kind, size) for kind, size in p["given"].items()]
     rows += [("temporaries", p["temporaries"])]
     if p["cache"]:
-        rows += [("  of them cache", p["cache"])]
-    rows += [("outputs", p["outputs"]), ("beside it", p["beside"]), ("in all", p["total"])]
-    lines = [f"{name}, bytes on each chip (compiled in {p['seconds']:.0f} s)"]
+        rows += [("  of which cache", p["cache"])]
+    rows += [("outputs", p["outputs"]), ("other arrays", p["beside"]), ("total", p["total"])]
+    lines = [f"{name}, bytes per chip (compiled in {p['seconds']:.0f} s)"]
     lines += [f"  {kind:<18}{amount(size):>12}" for kind, size in rows]
-    said = "" if p["compiler_flops"] is None else f"; the compiler, loops once: {count(p['compiler_flops'])} a chip"
+    compiler = p["compiler_flops"]
+    note = "" if compiler is None else f"; by the compiler, loops once: {count(compiler)} per chip"
     lines += [
-        f"  operations: {count(p['flops'])} in matrix products, {count(p['flops'] / chips)} a chip (by the "
-        f"{'6N' if name == NAMES['learn'] else '2N'} rule {count(p['model_flops'])}){said}"
+        f"  operations: {count(p['flops'])} in matrix products, {count(p['flops'] / chips)} per chip (by the "
+        f"{'6N' if name == NAMES['learn'] else '2N'} rule {count(p['model_flops'])}){note}"
     ]
     for t in p["traffic"]:
         lines += [
             f"  {t['kind']:<18}{t['count']:>8,} x over {'+'.join(t['axes']) or '-'} ({t['num_shards']}): "
-            f"{amount(t['size'])}, sent {amount(t['sent'])} a chip"
+            f"{amount(t['size'])}, sent {amount(t['sent'])} per chip"
         ]
     return lines
 
 
 def verdict(result: dict) -> str:
-    """One sentence: fits, or does not."""
+    """Return a sentence that says whether the run fits."""
     limit = f"{amount(result['limit'])} of a {result['topology'].partition(':')[0]} chip"
     needs = "more than it has" if result["needs"] is None else amount(result["needs"])
     return f"fits: needs {needs} of the {limit}" if result["fits"] else f"does not fit: needs {needs} of the {limit}"
 
 
 def largest_text(result: dict) -> str:
-    """One sentence about the search for the largest batch, which comes after the rest."""
+    """Return a sentence about the largest batch that fits."""
     largest = result["largest"]
     if largest["games"] is None:
         tried = ", ".join(map(str, largest["tried"]))
-        return f"no batch fits ({tried} games were tried): take more chips, or train less of the model"
-    kind = "largest batch that fits" if largest["exact"] else "a batch that fits (larger ones may, and were not tried)"
-    return f"{kind}: rollout.num_envs {largest['games']}, {amount(largest['needs'])} a chip"
+        return f"no batch fits (tried {tried} games): use more chips or train fewer weights"
+    kind = (
+        "largest batch that fits"
+        if largest["exact"]
+        else "a batch that fits (larger ones may fit too, but were not tried)"
+    )
+    return f"{kind}: rollout.num_envs {largest['games']}, {amount(largest['needs'])} per chip"
 
 
 def amount(size: float | None) -> str:
-    """Bytes in words."""
+    """Format a number of bytes."""
     if size is None:
         return "unknown"
     for unit in ("B", "KiB", "MiB"):
@@ -120,7 +125,7 @@ def amount(size: float | None) -> str:
 
 
 def count(number: float) -> str:
-    """Operations in words."""
+    """Format a number of operations."""
     for power, unit in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
         if number >= 10**power:
             return f"{number / 10**power:.3g} {unit}FLOP"
@@ -128,7 +133,7 @@ def count(number: float) -> str:
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
-    """Rows for a table: what each case needs on a chip, by kind, in GiB."""
+    """Return a Markdown table of memory per chip by kind, in GiB."""
     head = (
         "case", "topology, mesh", "games", "parameters", "optimizer", "frozen", "rollout: temporaries (cache)",
         "update: temporaries", "most at once", "of", "fits", "largest games",
@@ -171,12 +176,12 @@ def _largest_cell(largest: dict | None) -> str:
 
 
 def gib(size: float | None) -> str:
-    """GiB with two digits."""
+    """Format a number of bytes in GiB."""
     return "?" if size is None else f"{size / 2**30:.2f}"
 
 
 def traffic_table(results: list[dict[str, Any]]) -> str:
-    """Rows for a table: collectives of both programs, by kind and axes."""
+    """Return a Markdown table of the collectives of both programs, by kind and axes."""
     head = ("case", "topology", "program", "collective", "over", "runs", "GiB", "sent by a chip, GiB")
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for r in results:

@@ -1,9 +1,9 @@
-"""Fills the tables of a Markdown page from the JSON of compilations:
+"""Update the tables of a Markdown page from results of `--mode=compile`.
 
     python -m marl_jax.dryrun.tables docs/scale.md docs/scale.json
 
-A table stands between `<!-- memory -->` (or `traffic`, `cost_model`, `check`) and `<!-- end -->`. The JSON files hold
-one result of `--mode=compile` each, or lists of them.
+A table is delimited by `<!-- memory -->` (or `traffic`, `cost_model`, `check`) and `<!-- end -->`. A JSON file contains
+one result or a list of results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIZES = (16, 64, 256, 1024)
 
 
 def fill(page: str, results: list[dict]) -> str:
-    """The page with its tables made anew."""
+    """Return the page with updated tables."""
     whole = [r for r in results if len(r["programs"]) == 2 and r["topology"].partition(":")[0] in cost_model.CHIPS]
     made = {
         "memory": render.markdown(results),
@@ -32,14 +32,14 @@ def fill(page: str, results: list[dict]) -> str:
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         page, count = re.subn(pattern, lambda m, table=table: m[1] + table + m[2], page, flags=re.DOTALL)
         if count != 1:
-            raise RunError(f"the page has {count} places <!-- {name} --> … <!-- end -->; expected one")
+            raise RunError(f"the page has {count} tables <!-- {name} --> … <!-- end -->, but must have one")
     return page
 
 
 def load(paths: list[str]) -> list[dict]:
-    """Results from files of one or many."""
-    found = [json.loads(Path(path).read_text()) for path in paths]
-    return [result for each in found for result in (each if isinstance(each, list) else [each])]
+    """Load results from files with one or several each."""
+    contents = [json.loads(Path(path).read_text()) for path in paths]
+    return [result for each in contents for result in (each if isinstance(each, list) else [each])]
 
 
 if __name__ == "__main__":

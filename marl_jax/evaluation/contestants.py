@@ -1,4 +1,4 @@
-"""Contestants: who can be evaluated or played against, and the weights of runs, from their checkpoints or untuned."""
+"""Contestants of matches: bots, other runs and remote models."""
 
 from __future__ import annotations
 
@@ -24,13 +24,19 @@ from marl_jax.setup.tasks import TaskSetup
 from marl_jax.setup.weights import restore_weights
 from registries import load_plugins
 
-LEAST_TOKENS = 64  # of a remote model's answer: it has not learnt to be brief
+LEAST_TOKENS = 64  # of a completion of a remote model, which was not trained to be brief
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contestant:
-    """Someone who can be evaluated: a name, how it plays, and its weights (None for a bot)."""
+    """A player that can be evaluated.
+
+    Attributes:
+        name: Unique name.
+        plays: Team or bot.
+        weights: Weights of the team; None for a bot.
+    """
 
     name: str
     plays: SeatedTeam | Bot
@@ -38,18 +44,29 @@ class Contestant:
 
 
 def find_contestants(names: Sequence[str], setup: GameSetup) -> list[Contestant]:
-    """All of them, each once; runs whose folders have the same name go by what was given for them."""
+    """Find contestants by name, without duplicates.
+
+    Runs with the same folder name get their full path as name.
+    """
     names = list(dict.fromkeys(names))
-    found = [find_contestant(name, setup) for name in names]
-    short = collections.Counter(one.name for one in found)
+    contestants = [find_contestant(name, setup) for name in names]
+    short = collections.Counter(one.name for one in contestants)
     return [
         dataclasses.replace(one, name=name) if short[one.name] > 1 else one
-        for name, one in zip(names, found, strict=True)
+        for name, one in zip(names, contestants, strict=True)
     ]
 
 
 def find_contestant(name: str, setup: GameSetup) -> Contestant:
-    """A bot by name, the folder of a run with @STEP behind it or not, or a remote model (`serving/remote.py`)."""
+    """Find a contestant.
+
+    Args:
+        name: Bot, folder of a run, optionally with @STEP, or remote model (`serving/remote.py`).
+        setup: Parts of the present run.
+
+    Raises:
+        RunError: If there is none, or it plays another game.
+    """
     if is_remote(name):
         remote = RemoteModel.parse(name)
         text = make_text(setup.game, setup.config.env.text, setup.config.env.reasoning)
@@ -62,23 +79,25 @@ def find_contestant(name: str, setup: GameSetup) -> Contestant:
     path = Path(folder).expanduser()
     if not (path / "config.json").is_file():
         known = ", ".join(bot_names(setup.game.name))
-        raise RunError(f"opponent {name!r} is no bot of {setup.game.name} ({known}) and no folder of a run")
+        raise RunError(f"opponent {name!r} is neither a bot of {setup.game.name} ({known}) nor the folder of a run")
     if step and not STEP.holds(step):
-        raise RunError(f"opponent {name!r}, but must be a bot, FOLDER, or FOLDER@STEP with {STEP.accepted}")
+        raise RunError(f"opponent is {name!r}, but its step must be {STEP.accepted}")
     other = _setup_of(path, setup)
     if not isinstance(other, GameSetup):
-        raise RunError(f"opponent {name!r} is a run of the task {other.config.task.name}, this run plays {setup.game}")
+        raise RunError(
+            f"opponent {name!r} is a run of the task {other.config.task.name}, but this run plays {setup.game}"
+        )
     if other.game != setup.game:
-        raise RunError(f"opponent {name!r} plays {other.game}, this run plays {setup.game}")
+        raise RunError(f"opponent {name!r} plays {other.game}, but this run plays {setup.game}")
     weights = restore_weights(other, path, step or "newest")[1]
-    # Runs of one shape share a compiled match; their weights are arguments.
+    # Runs with the same shapes share a compiled match; their weights are arguments.
     one = setup if _shape(setup) == _shape(other) else other
     seated = dataclasses.replace(one.seated(), seating=other.seating)
     return Contestant(f"{path.name}@{step}" if step else path.name, seated, weights)
 
 
 def _setup_of(folder: Path, setup: GameSetup) -> GameSetup | TaskSetup:
-    """What the run in a folder is made of, on the devices of this one; how it learnt is of no matter here."""
+    """Build the parts of another run on the devices of this one."""
     try:
         config = stages.started(saved.read(folder), folder).unlock()
         load_plugins(config.plugins)
@@ -87,11 +106,13 @@ def _setup_of(folder: Path, setup: GameSetup) -> GameSetup | TaskSetup:
         config.algo.update({field: 1 for field in ("minibatches", "grad_accum_steps") if field in config.algo})
         return setups.make(config, workdir=folder)
     except (AttributeError, KeyError, ValueError) as error:
-        raise RunError(f"{folder / 'config.json'} is of no run that this version can play: {error}") from error
+        raise RunError(
+            f"{folder / 'config.json'} is not the config of a run that this version can play: {error}"
+        ) from error
 
 
 def _shape(setup: GameSetup) -> tuple:
-    """What two teams must agree in to be one program."""
+    """Return the properties of a team that determine its compiled program."""
 
     def backbone(m: Backbone) -> tuple:
         policy = m.policy

@@ -1,7 +1,7 @@
-"""Exact play: a team asked for its whole policy in a small game, every information set in one batch.
+"""Exact evaluation of a team in a small game.
 
-Answers that name an action have a probability each, so that nothing has to be sampled: the policy is a table, and what
-a best response gains against it is computed over the whole tree (`envs/games/exact.py`).
+The policy is computed in every information set. Constrained completions have a known probability, so nothing has to be
+sampled, and the gain of a best response is computed over the full game tree (`envs/games/exact.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from models.sharding import whole
 
 
 class Exploited(NamedTuple):
-    """How far a policy is from an equilibrium.
+    """Distance of a policy from a Nash equilibrium.
 
-    nash_conv       what the seats could gain by best responses, one seat at a time, added up
-    exploitability  that by the number of seats
-    returns         of each seat where all play the policy
+    Attributes:
+        nash_conv: Sum over seats of the gain from a best response in that seat.
+        exploitability: `nash_conv` divided by the number of seats.
+        returns: Expected return of each seat if all seats play the policy.
     """
 
     nash_conv: float
@@ -36,12 +37,15 @@ class Exploited(NamedTuple):
 
 
 class ExactPlay:
-    """Asks a seated team, at the temperature with which it trains.
+    """Exact evaluation of a seated team at its training temperature.
 
         play = ExactPlay(game, seated, rows=256)
         play(weights).exploitability
 
-    rows  prompts that are read at once, at most
+    Args:
+        game: A game with few information sets.
+        seated: The team.
+        rows: Maximum number of prompts per batch.
     """
 
     def __init__(self, game: Game, seated: SeatedTeam, rows: int):
@@ -52,16 +56,16 @@ class ExactPlay:
         self._program = jax.jit(self._ask)
 
     def __call__(self, weights: dict[str, dict]) -> Exploited:
-        """What best responses gain against the team with these weights."""
+        """Compute the gain of best responses against the team."""
         policy = self.policy(weights)
         gain = exact.nash_conv(self.tree, policy)
         returns = exact.expected_returns(self.tree, policy)
         return Exploited(gain, gain / len(returns), tuple(returns.tolist()))
 
     def policy(self, weights: dict[str, dict]) -> np.ndarray:
-        """The probability of every action in every information set of the tree: float64 [I, A]."""
-        found = np.where(self.tree.legal, np.asarray(self._program(weights), np.float64), 0.0)
-        return found / found.sum(1, keepdims=True)  # float32 does not add up to 1 exactly
+        """Return the probability of every action in every information set: float64 [I, A]."""
+        likely = np.where(self.tree.legal, np.asarray(self._program(weights), np.float64), 0.0)
+        return likely / likely.sum(1, keepdims=True)  # float32 does not sum to 1 exactly
 
     def _ask(self, weights: dict[str, dict]) -> jax.Array:
         team, tree = self._seated.team, self.tree
@@ -80,7 +84,7 @@ class ExactPlay:
         return whole(likely)
 
     def _every_answer(self, seen, number: jax.Array, answers) -> Samples:
-        """Each prompt with the answers that name the actions, legal or not."""
+        """Return each prompt with the completions of all actions, legal or not."""
         n, a = self.tree.legal.shape
         ids, lengths = answers.written()
         width = self._seated.team.width

@@ -1,18 +1,18 @@
-"""Evaluation in a game: matches against bots and other runs, from all seats, with confidence intervals.
+"""Evaluation in games: matches against bots, other runs and remote models.
 
-An opponent is a bot by name, the folder of another run, at its newest checkpoint or, with @STEP, at another one, or a
-remote model, http://HOST:PORT/v1#MODEL.
-With folders among them, everyone also plays everyone: the matrix of results (cross-play between seeds) and Elo.
+An opponent is the name of a bot, the folder of another run, optionally with @STEP, or a remote model
+(http://HOST:PORT/v1#MODEL). All metrics have confidence intervals. If some opponents are runs, all contestants also
+play each other, which gives a matrix of results (cross-play) and Elo ratings.
 
-With `eval.best_of` K above 1 every opponent is also met with moves chosen by value, in a row "OPPONENT, best of K": of
-the policy's own move and K - 1 drawn ones, that whose position the critic holds best (`rollouts/seated_team.py`).
+With `eval.best_of` K > 1, a row "OPPONENT, best of K" uses moves chosen by value: the critic picks among the policy's
+move and K - 1 sampled ones (`rollouts/seated_team.py`).
 
-Games that are small enough to be looked at whole also have a row "best_response": the exact exploitability of the
-policy, with the probabilities that its answers have at the temperature of training, whatever `eval.temperature` is.
+Games with a small game tree also have a row "best_response" with the exact exploitability of the policy at the training
+temperature, independent of `eval.temperature`.
 
-Puzzles are evaluated on the levels of the test part, in order. Greedy answers from the same start and in the same seats
-make the same game, so repeats tell nothing new: intervals and Elo count distinct games (`repeats`). Two greedy
-checkpoints of tic-tac-toe have two games to play, and their intervals say so; above `eval.temperature` 0 all count.
+Puzzles are evaluated on the levels of the test split, in order. Greedy play from the same start in the same seats
+repeats the same game, so intervals and Elo count distinct games (`repeats`). For example, two greedy checkpoints of
+tic-tac-toe have only two distinct games. With `eval.temperature` > 0 all games count.
 """
 
 from __future__ import annotations
@@ -54,7 +54,13 @@ class CompiledAhead(Protocol):
 
 
 class Meeting(NamedTuple):
-    """Where a team, contestant 0, meets an opponent: the match, its number there, and the weights of all others."""
+    """A match of a team, contestant 0, with an opponent.
+
+    Attributes:
+        match: The match.
+        number: Index of the opponent among the contestants.
+        others: Weights of all contestants except the team.
+    """
 
     match: Match
     number: int
@@ -62,7 +68,7 @@ class Meeting(NamedTuple):
 
 
 class GameEvaluation:
-    """The matches of a run, compiled at their first use and then kept.
+    """Evaluation matches of a run, compiled at their first use.
 
     evaluation = GameEvaluation(setup)
     rows = evaluation(weights)     # one dict per opponent: metrics with `_low` and `_high`
@@ -81,17 +87,20 @@ class GameEvaluation:
         self._heldout_eval = setup.algorithm.heldout_eval(setup.parts) if setup.algorithm.heldout_eval else None
         self._exact = ExactPlay(self._game, self._team, setup.config.rollout.num_envs) if is_exact(setup) else None
         if self._with_bots.walk and config.games > self._with_bots.n_levels:
-            log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._with_bots.n_levels)
+            log.info(
+                "eval.games is %d, but there are only %d levels to evaluate on", config.games, self._with_bots.n_levels
+            )
         _warn_of_long_conversations(setup)
 
     def __call__(self, weights: dict, baselines: bool = False) -> list[dict[str, Any]]:
-        """Against every opponent; a cooperative game also alone in all seats, and with `baselines` the bots likewise.
+        """Evaluate the team against every opponent and return one row per opponent.
 
-        With `eval.swap_roles` the team also plays "swapped", every role with the policy of the next: what is lost
-        against "self" is what the policies have learnt for their own roles only. With `eval.best_of` every opponent is
-        also met with moves chosen by value.
+        In cooperative games the team also plays alone in all seats ("self"), and so do the bots with `baselines`. With
+        `eval.swap_roles` it also plays "swapped", with every role played by the policy of the next role; the difference
+        from "self" shows how specialized the policies are. With `eval.best_of` every opponent is also played with moves
+        chosen by value.
 
-        The same games are dealt at every call, so that two evaluations differ by the policy only.
+        Every call uses the same random keys, so that evaluations differ only by the policy.
         """
         rows = [self._row(*planned) for planned in self._plan(weights, baselines)]
         if self._heldout_eval is not None:
@@ -99,21 +108,21 @@ class GameEvaluation:
         for row in rows:
             log.info("evaluation, %s (%d games, %d distinct)", intervals.describe(row), row["games"], row["distinct"])
         if self._exact is not None:
-            found = self._exact(weights)
-            rows.append(exact_row(found))
-            words = "evaluation, %s: exploitability %.4f, nash conv %.4f (exact)"
-            log.info(words, BEST_RESPONSE, found.exploitability, found.nash_conv)
+            exploited = self._exact(weights)
+            rows.append(exact_row(exploited))
+            message = "evaluation, %s: exploitability %.4f, nash conv %.4f (exact)"
+            log.info(message, BEST_RESPONSE, exploited.exploitability, exploited.nash_conv)
         return rows
 
     def compile_ahead(self, ahead: AotCompiler, weights: dict, baselines: bool = False) -> None:
-        """Begins to compile what a call needs."""
+        """Start to compile the programs of a call."""
         for _, match, given, seating in self._plan(weights, baselines):
             match.compile_ahead(ahead, given, seating, self._key)
         if isinstance(self._heldout_eval, CompiledAhead):
             self._heldout_eval.compile_ahead(ahead, weights)
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
-        """The table of everyone with everyone, where other runs are among the opponents; {} elsewhere."""
+        """Return the round-robin results if some opponents are runs, otherwise {}."""
         if self._game.n_players == 1 or all(other.weights is None for other in self.opponents):
             return {}
         taken = [other.name for other in self.opponents]
@@ -121,23 +130,27 @@ class GameEvaluation:
         return everyone(self._setup, [Contestant(name, self._setup.seated(), weights), *self.opponents])
 
     def write(self, workdir: Path, step: int) -> None:
-        """Nothing: games are logged by `records`."""
+        """Do nothing; `records` logs games."""
 
     def close(self) -> None:
-        """Nothing has to be ended."""
+        """Do nothing."""
 
-    def _examined(self, found: HeldoutMetrics) -> dict[str, Any]:
+    def _examined(self, metrics: HeldoutMetrics) -> dict[str, Any]:
         row = {}
-        for metric, count in found.counts.items():
-            if not count.total:  # a policy that never plays has no precision
+        for metric, count in metrics.counts.items():
+            if not count.total:  # no precision for a kind of move that is never played
                 continue
             share = intervals.wilson(count.right, count.total, self._config.confidence, count.distinct)
             row |= {metric: share.value, f"{metric}_low": share.low, f"{metric}_high": share.high}
-        first = next(iter(found.counts.values()))
-        return {"opponent": found.name, "games": first.total, "distinct": first.distinct, **row}
+        first = next(iter(metrics.counts.values()))
+        return {"opponent": metrics.name, "games": first.total, "distinct": first.distinct, **row}
 
     def _seat(self, team: SeatedTeam) -> tuple[Match, dict[str, Meeting]]:
-        """The match of a team with all bots, in which one program does for all of them, and where it meets whom."""
+        """Build the matches of a team.
+
+        Returns:
+            The match with all bots, which share one program, and the meeting with each opponent by name.
+        """
         bots = [other for other in self.opponents if is_cheap(other)]
         together = new_match(self._game, (team, *(bot.plays for bot in bots)))
         meetings = {bot.name: Meeting(together, number, (None,) * len(bots)) for number, bot in enumerate(bots, 1)}
@@ -147,7 +160,7 @@ class GameEvaluation:
         return together, meetings
 
     def _plan(self, weights: dict, baselines: bool) -> Iterator[tuple[str, Match, tuple, np.ndarray]]:
-        """What is played: the name of each row, its match, the contestants' weights, and who sits where."""
+        """Yield the name, match, weights and seating of each row."""
         game, bots = self._game, self._with_bots
         alone = matches.alone(self._config.games, game.n_players)
         if not game.competitive:
@@ -173,17 +186,17 @@ class GameEvaluation:
         with remote_failures():
             played = jax.device_get(match(weights, seating, self._key, c.temperature))
         same = repeats(match, played, seating, c.temperature)
-        found = match_metrics(match.game, played, seating, c.confidence, same)
-        return {"opponent": name, "games": c.games, "distinct": len(np.unique(same)), **found}
+        metrics = match_metrics(match.game, played, seating, c.confidence, same)
+        return {"opponent": name, "games": c.games, "distinct": len(np.unique(same)), **metrics}
 
 
 def is_cheap(contestant: Contestant) -> bool:
-    """Whether it is a bot of the game: no weights, and no price on a move."""
+    """Return whether a contestant is neither a team nor a remote model."""
     return contestant.weights is None and not hasattr(contestant.plays, "act_rows")
 
 
 def is_exact(setup: GameSetup) -> bool:
-    """Whether the policy of a team can be computed: prompts that stand alone, and answers that name an action."""
+    """Return whether the exact policy of a team can be computed in every information set."""
     c = setup.config
     seats = range(setup.game.n_players)
     return (
@@ -194,24 +207,25 @@ def is_exact(setup: GameSetup) -> bool:
     )
 
 
-def exact_row(found: Exploited) -> dict[str, Any]:
-    """The row of an evaluation; exact figures are intervals of no width."""
-    figures = {"exploitability": found.exploitability, "nash_conv": found.nash_conv}
-    figures |= {f"payoff_seat_{seat}": value for seat, value in enumerate(found.returns)}
+def exact_row(exploited: Exploited) -> dict[str, Any]:
+    """Return the row of an exact evaluation, with intervals of zero width."""
+    figures = {"exploitability": exploited.exploitability, "nash_conv": exploited.nash_conv}
+    figures |= {f"payoff_seat_{seat}": value for seat, value in enumerate(exploited.returns)}
     ends = {f"{name}_{end}": value for name, value in figures.items() for end in ("low", "high")}
     return {"opponent": BEST_RESPONSE, **figures, **ends}
 
 
 def _warn_of_long_conversations(setup: GameSetup) -> None:
-    """A conversation of a match may go on for a whole game, one of training ends with its rollout."""
+    """Warn if conversations in matches are longer than those in training.
+
+    A conversation of a match may last a full game, but in training it ends with the rollout.
+    """
     seats, turns = setup.game.n_players, setup.config.rollout.unroll_length
     trained, played = -(-turns // seats), min(setup.history_turns, -(-setup.game.max_turns // seats))
     if played > trained:
         log.warning(
-            "conversations of matches have up to %d answers, those of training %d (rollout.unroll_length "
-            "%d, %d seats): the "
-            "policy never learnt from longer ones; more rollout.unroll_length or an env.history_turns of %d "
-            "make them alike",
+            "conversations have up to %d completions in matches, but only %d in training (rollout.unroll_length %d, %d "
+            "seats); raise rollout.unroll_length or set env.history_turns to %d to make them equal",
             played,
             trained,
             turns,

@@ -1,4 +1,4 @@
-"""Confidence intervals for what an evaluation measures, and ratings from who beat whom."""
+"""Confidence intervals and Elo ratings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LINE = 84  # characters; with the time and the number of games a line of the log has 50 more
+LINE = 84  # characters; the time and the number of games add about 50 more to a log line
 
 
 class Interval(NamedTuple):
-    """An estimate between its two ends."""
+    """An estimate with its confidence interval."""
 
     value: float
     low: float
@@ -23,13 +23,17 @@ class Interval(NamedTuple):
 
 
 def wilson(successes: float, n: int, confidence: float = 0.95, distinct: int | None = None) -> Interval:
-    """Wilson's interval of a rate: sensible for few games and for rates near 0 and 1.
+    """Compute the Wilson interval of a rate, which suits few trials and extreme rates.
 
-    `successes` may be fractional (a draw as half a win), which makes the interval a little too wide.
-    `distinct`: how many of the n tell something; where the rest repeat them, the interval is as wide as for so many.
+    Args:
+        successes: Number of successes. It may be fractional (a draw counts ½), which makes the interval slightly too
+            wide.
+        n: Number of trials.
+        confidence: Confidence level.
+        distinct: Number of distinct trials, if the others repeat them. Determines the width of the interval.
     """
     if n <= 0 or not 0 <= successes <= n:
-        raise ValueError(f"{successes} successes out of {n}: expected 0 <= successes <= n and n > 0")
+        raise ValueError(f"successes is {successes} with n {n}, but must be from 0 to n, and n must be > 0")
     z = _z(confidence)
     p, n = successes / n, _distinct(n, distinct)
     center = (p + z * z / (2 * n)) / (1 + z * z / n)
@@ -38,7 +42,7 @@ def wilson(successes: float, n: int, confidence: float = 0.95, distinct: int | N
 
 
 def normal(values, confidence: float = 0.95) -> Interval:
-    """The interval of a mean from its standard error; for many values."""
+    """Compute the interval of a mean from its standard error, for many values."""
     values = _values(values)
     half = _z(confidence) * values.std(ddof=1) / np.sqrt(values.size) if values.size > 1 else np.inf
     mean = float(values.mean())
@@ -48,10 +52,18 @@ def normal(values, confidence: float = 0.95) -> Interval:
 def bootstrap(
     values, confidence: float = 0.95, resamples: int = 2000, seed: int = 0, distinct: int | None = None
 ) -> Interval:
-    """The interval of a mean from resampling; for few or lopsided values. `distinct`: as for `wilson`."""
+    """Compute the bootstrap interval of a mean, for few or skewed values.
+
+    Args:
+        values: Values.
+        confidence: Confidence level.
+        resamples: Number of bootstrap samples.
+        seed: Random seed.
+        distinct: See `wilson`.
+    """
     values = _values(values)
     rng = np.random.default_rng(seed)
-    # One multinomial row counts how often each value was drawn, so memory does not grow with resamples x values.
+    # Multinomial counts of distinct values need less memory than resamples x values.
     different, counts = np.unique(values, return_counts=True)
     n = _distinct(values.size, distinct)
     drawn = rng.multinomial(n, counts / values.size, size=resamples)
@@ -62,24 +74,31 @@ def bootstrap(
 
 
 def elo(scores, games, prior_games: float = 1.0, mean: float = 1000.0) -> np.ndarray:
-    """Elo ratings from matches, by maximum likelihood (Bradley-Terry; a draw is half a win).
+    """Compute Elo ratings by maximum likelihood (Bradley-Terry; a draw counts ½).
 
-    scores: [n, n] points of row against column; games: [n, n] games between them (symmetric).
-    `prior_games` drawn games against an average player keep a player without wins or losses finite.
-    Returns ratings [n] whose mean is `mean`; 400 points apart is ten wins to one.
+    Args:
+        scores: [n, n]. Points of row against column.
+        games: [n, n]. Number of games between row and column; symmetric.
+        prior_games: Number of virtual draws against an average player, which keep all ratings finite.
+        mean: Mean rating.
+
+    Returns:
+        Ratings [n]. A difference of 400 points means ten wins to one.
     """
     scores, games = np.asarray(scores, float), np.asarray(games, float)
     n = len(games)
     if scores.shape != (n, n) or games.shape != (n, n):
-        raise ValueError(f"scores are {scores.shape} and games {games.shape}; expected the same square shape")
+        raise ValueError(
+            f"scores have shape {scores.shape} and games {games.shape}, but must have the same square shape"
+        )
     if not np.allclose(games, games.T) or not np.allclose(scores + scores.T, games):
-        raise ValueError("scores[i, j] + scores[j, i] must be games[i, j], and games symmetric")
+        raise ValueError("scores[i, j] + scores[j, i] must equal games[i, j], and games must be symmetric")
     games, scores = games.copy(), scores.copy()
     np.fill_diagonal(games, 0.0)
     np.fill_diagonal(scores, 0.0)
     won = scores.sum(1) + prior_games / 2
     strength = np.ones(n)
-    for _ in range(10_000):  # minorise-maximise: every step raises the likelihood
+    for _ in range(10_000):  # MM algorithm: every step increases the likelihood
         pairs = games / (strength[:, None] + strength[None, :])
         new = won / (pairs.sum(1) + prior_games / (strength + 1.0))
         done = np.abs(np.log(new / strength)).max() < 1e-10
@@ -98,14 +117,14 @@ def _z(confidence: float) -> float:
 
 def _distinct(n: int, distinct: int | None) -> int:
     if distinct is not None and not 0 < distinct <= n:
-        raise ValueError(f"distinct is {distinct}, but must be from 1 to the number of values, {n}")
+        raise ValueError(f"distinct is {distinct}, but must be from 1 to the number of values ({n})")
     return n if distinct is None else distinct
 
 
 def _values(values) -> np.ndarray:
     values = np.asarray(values, float).ravel()
     if not values.size:
-        raise ValueError("no values: a mean needs one at least")
+        raise ValueError("values is empty, but must have at least one value")
     return values
 
 
@@ -131,7 +150,10 @@ def describe(row: Mapping[str, Any]) -> str:
 
 
 def failures(row: Mapping[str, Any]) -> str:
-    """Describe how many episodes of an evaluation failed, "12 of 512 failed (timeout: 12)"; "" if none did."""
+    """Describe the failed episodes of an evaluation, or return "".
+
+    For example, "12 of 512 failed (timeout: 12)".
+    """
     if not row.get("failed"):
         return ""
     reasons = {name.removeprefix("failed/"): n for name, n in row.items() if name.startswith("failed/")}

@@ -1,4 +1,4 @@
-"""What came out of matches: points, rates and scores with intervals, over games that are distinct."""
+"""Metrics of matches with confidence intervals over distinct games."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from marl_jax.rollouts.seated_team import SeatedTeam
 
 
 def new_match(game: Game, contestants: Sequence[SeatedTeam | Bot]) -> Match:
-    """A match that walks through the levels of a puzzle; other games draw their starts."""
+    """Build a match; puzzles play their levels in order."""
     return Match(game, contestants, walk=game.has_levels)
 
 
 def in_turns(match: Match, games: int) -> np.ndarray:
-    """Seating int32 [B, P] of a match of two: the first in one seat, in turns; the second in all others."""
+    """Return the seating of two contestants, int32 [B, P]; see `matches.in_turns`."""
     return matches.in_turns(games, match.game.n_players, match.n_levels if match.walk else None)
 
 
 def repeats(match: Match, played: Played, seating: np.ndarray, temperature: float) -> np.ndarray:
-    """int [B]: a number for every game, equal for games that are one game played again.
+    """Return a number for every game, int [B], equal for games that repeat each other.
 
-    Those are greedy games with the same start and seats, where all of them went the same way. If some went another,
-    chance had a part in them (a bot's choice, a random move in place of an answer), and each is a draw of its own.
+    Greedy games with the same start and seats repeat each other if all of them have the same moves. Otherwise chance
+    played a role (a bot's choice, or a random move after a parse failure), and each of them counts.
     """
     games = len(seating)
     if temperature > 0:
@@ -42,7 +42,7 @@ def repeats(match: Match, played: Played, seating: np.ndarray, temperature: floa
 
 
 def _groups(rows: np.ndarray) -> list[int]:
-    """A number for each row [B, …], the same for equal rows."""
+    """Return a number for each row [B, …], the same for equal rows."""
     numbers: dict[bytes, int] = {}
     return [numbers.setdefault(row.tobytes(), len(numbers)) for row in np.ascontiguousarray(rows)]
 
@@ -50,50 +50,60 @@ def _groups(rows: np.ndarray) -> list[int]:
 def match_metrics(
     game: Game, played: Played, seating: np.ndarray, confidence: float, same: np.ndarray | None = None
 ) -> dict[str, float]:
-    """What contestant 0 achieved, each figure with its interval, the one that tells most first.
+    """Compute the metrics of contestant 0 with their intervals, the most informative one first.
 
-    Where games are won, the score is the share of points (a win 1, a draw ½), followed by the rates; where they are won
-    by more or less, what was earned on average comes first. A cooperative game has the score it pays, and puzzles
-    before it how many were solved.
+    In competitive games, the score is the fraction of points (1 for a win, ½ for a draw), followed by the rates. Games
+    with stakes also have the mean payoff, which comes first. Cooperative games have the mean team score, and puzzles
+    the success rate before it.
 
-    same  int [B], equal for games that are one game played again; left out, all differ. Rates and means are over all
-          games, intervals as wide as for the distinct ones
+    Args:
+        game: The game.
+        played: Finished games.
+        seating: int32 [B, P]. Contestant in each seat.
+        confidence: Confidence level of the intervals.
+        same: int [B]. Equal for games that repeat each other; see `repeats`. Rates and means are over all games, but
+            intervals are as wide as for the distinct ones. Defaults to all games being distinct.
     """
     total, length = jax.device_get((played.total, played.length))
     same = np.arange(len(length)) if same is None else same
     distinct = len(np.unique(same))
-    found: dict[str, intervals.Interval] = {}
+    metrics: dict[str, intervals.Interval] = {}
     if game.competitive:
         seat = np.argmax(seating == 0, axis=1)
         points = points_of(total.agent, seat)
         n = len(points)
         if game.stakes:
-            mine = total.agent[np.arange(n), seat]
-            found["payoff"] = intervals.bootstrap(mine, confidence, distinct=distinct)
-        found["score"] = intervals.wilson(float(points.sum()), n, confidence, distinct)  # first: the headline
-        found["win_rate"] = intervals.wilson(int((points == 1).sum()), n, confidence, distinct)
-        found["draw_rate"] = intervals.wilson(int((points == 0.5).sum()), n, confidence, distinct)
-        found["loss_rate"] = intervals.wilson(int((points == 0).sum()), n, confidence, distinct)
+            payoffs = total.agent[np.arange(n), seat]
+            metrics["payoff"] = intervals.bootstrap(payoffs, confidence, distinct=distinct)
+        metrics["score"] = intervals.wilson(float(points.sum()), n, confidence, distinct)
+        metrics["win_rate"] = intervals.wilson(int((points == 1).sum()), n, confidence, distinct)
+        metrics["draw_rate"] = intervals.wilson(int((points == 0.5).sum()), n, confidence, distinct)
+        metrics["loss_rate"] = intervals.wilson(int((points == 0).sum()), n, confidence, distinct)
         for i in range(game.n_players):
-            mine, n_mine = points[seat == i], len(np.unique(same[seat == i]))
-            if len(mine):
-                found[f"win_rate_seat_{i}"] = intervals.wilson(int((mine == 1).sum()), len(mine), confidence, n_mine)
+            own, n_own = points[seat == i], len(np.unique(same[seat == i]))
+            if len(own):
+                metrics[f"win_rate_seat_{i}"] = intervals.wilson(int((own == 1).sum()), len(own), confidence, n_own)
     else:
         if played.success is not None:
-            found["success"] = intervals.wilson(int(np.sum(played.success)), len(length), confidence, distinct)
-        # What was achieved; rewards for how it was gone about are for learning.
-        found["score"] = intervals.bootstrap(total.team + total.agent.mean(1), confidence, distinct=distinct)
+            metrics["success"] = intervals.wilson(int(np.sum(played.success)), len(length), confidence, distinct)
+        # Process rewards are for training only.
+        metrics["score"] = intervals.bootstrap(total.team + total.agent.mean(1), confidence, distinct=distinct)
     for name, flags in (played.endings or {}).items():
-        found[name] = intervals.wilson(int(np.sum(flags)), len(length), confidence, distinct)
+        metrics[name] = intervals.wilson(int(np.sum(flags)), len(length), confidence, distinct)
     row = {"game_length": float(length.mean())}
-    for name, interval in found.items():
+    for name, interval in metrics.items():
         row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
     return row
 
 
 def points_of(agent: np.ndarray, seat: np.ndarray) -> np.ndarray:
-    """Of the player in `seat` [B], from the agent rewards [B, P]: 1 for a win, ½ for a draw, 0 for a loss."""
+    """Return the points of players: 1 for a win, ½ for a draw.
+
+    Args:
+        agent: float32 [B, P]. Agent rewards.
+        seat: int [B]. Seats of the player.
+    """
     rows = np.arange(len(seat))
-    mine = agent[rows, seat]
+    own = agent[rows, seat]
     others = np.where(np.arange(agent.shape[1]) == seat[:, None], -np.inf, agent).max(1)
-    return np.where(mine > others, 1.0, np.where(mine == others, 0.5, 0.0))
+    return np.where(own > others, 1.0, np.where(own == others, 0.5, 0.0))

@@ -1,7 +1,7 @@
-"""Matches: whole games between contestants in one XLA program, for evaluation and for the logs.
+"""Matches: complete games between contestants in one XLA program.
 
-A contestant is a policy (with weights given at each call) or a bot. Unlike in a rollout, every row plays one game, from
-the first move to the last, and the program ends when all have ended.
+A contestant is a team, which gets its weights at each call, or a bot. Unlike in a rollout, every row plays one complete
+game, and the program ends when all games have ended.
 """
 
 from __future__ import annotations
@@ -37,12 +37,20 @@ class LevelGame(Protocol):
 
 
 class Played(NamedTuple):
-    """B finished games of at most R turns.
+    """B finished games of at most R turns, with completions of at most X tokens.
 
-    total and length [B, …]; by turn [R, B, …]: action, answer, its length, whether it failed (it names no legal action,
-    and a random one was played), and whether the seat's conversation began with it; of puzzles success [B]; how games
-    ended, bool [B] by name; where the match has `values`, what the critic expected before each answer [R, B], 0 where
-    there is none to ask.
+    Attributes:
+        total: Sum of the rewards; float32 [B] and [B, P].
+        length: int32 [B]. Number of turns.
+        action: int32 [R, B]. Action of each turn.
+        answer: int32 [R, B, X]. Tokens of the completion.
+        completion_length: int32 [R, B]. Number of tokens of the completion.
+        failed: bool [R, B]. Whether the completion named no legal action, so that a random one was played.
+        fresh: bool [R, B]. Whether the conversation of the seat started with this turn.
+        success: bool [B]. Whether a puzzle was solved; None for other games.
+        endings: bool [B] by name. How the game ended.
+        values: float32 [R, B]. Value predicted before the completion, 0 without a critic. None unless the match has
+            `values`.
     """
 
     total: Reward
@@ -59,14 +67,18 @@ class Played(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Match:
-    """Games of some contestants; compiled once for each number of games.
+    """Games between contestants, compiled once for each number of games.
 
         match = Match(game, (seated_team, bot))
         played = match((weights, None), seating, key, temperature=0.0)
 
-    seating  int32 [B, P], for each seat the number of the contestant who sits there
-    walk     game i plays level i of a puzzle, from the first again behind the last; otherwise its start is drawn
-    values   critics that are heads on what the policy reads are asked at every turn
+    `seating` is int32 [B, P], the index of the contestant in each seat.
+
+    Attributes:
+        game: The game.
+        contestants: Teams and bots.
+        walk: Whether game i plays level i of a puzzle, modulo the number of levels, instead of a random start.
+        values: Whether to record the values of critic heads at every turn.
     """
 
     game: Game
@@ -75,24 +87,25 @@ class Match:
     values: bool = False
 
     def __call__(self, weights: Sequence[dict | None], seating: np.ndarray, key: jax.Array, temperature=1.0) -> Played:
+        """Play one game per row of `seating`."""
         return self._program(tuple(weights), seating, key, np.float32(temperature))
 
     def compile_ahead(
         self, ahead: AotCompiler, weights: Sequence[dict | None], seating: np.ndarray, key: jax.Array
     ) -> None:
-        """Begins to compile what a call with such arguments needs."""
+        """Start to compile the program for a call with these arguments."""
         self._program.compile_ahead(ahead, lambda: (tuple(weights), seating, key, np.float32(0.0)))
 
     def start_keys(self, key: jax.Array, games: int) -> jax.Array:
-        """The keys with which the games of a call were reset, so that they can be played again."""
+        """Return the reset keys of the games of a call, to replay them."""
         return row_keys(jax.random.fold_in(key, self.game.max_turns), games)
 
     def first(self, key: jax.Array, row: jax.Array | int):
-        """The first state of game `row`, whose start key is `key`."""
+        """Return the first state of game `row` with start key `key`."""
         return self._levels.reset_level(row % self.n_levels) if self.walk else self.game.reset(key)
 
     def starts(self, games: int) -> np.ndarray:
-        """int [B]: a number for the start of every game, equal where two games begin alike."""
+        """Return a number for the start of every game, int [B], equal for equal starts."""
         if self.game.reset_is_free:
             return np.zeros(games, int)
         return np.arange(games) % self.n_levels if self.walk else np.arange(games)
@@ -108,7 +121,7 @@ class Match:
 
     @functools.cached_property
     def reset(self):
-        """`first` as a program, to play games again."""
+        """Jitted `first`, to replay games."""
         return jax.jit(self.first)
 
     @functools.cached_property
@@ -131,82 +144,83 @@ class Match:
             *((jnp.zeros((game.max_turns, rows), jnp.float32),) if self.values else ()),
         )
         teams = [c if isinstance(c, SeatedTeam) else None for c in self.contestants]
-        talks = tuple(None if t is None else t.context(game).begin(rows, recording=False) for t in teams)
+        chats = tuple(None if t is None else t.context(game).begin(rows, recording=False) for t in teams)
 
         def going(carry):
             turn, state = carry[:2]
             return (turn < game.max_turns) & ~jnp.all(jax.vmap(game.done)(state))
 
         def step(carry):
-            turn, state, total, length, talks, record = carry
+            turn, state, total, length, chats, record = carry
             done = jax.vmap(game.done)(state)
             player = jax.vmap(game.player)(state)
             who = jnp.take_along_axis(seating, player[:, None], axis=1)[:, 0]
             keys = row_keys(jax.random.fold_in(key, turn), rows)
             answers, spoken = [], []
-            for i, (pair, talk) in enumerate(zip(pairs, talks, strict=True)):
-                asked = (who == i) & ~done
-                answer, talk = self._act(*pair, talk, state, player, turn, keys, temperature, width, asked)
+            for i, (pair, chat) in enumerate(zip(pairs, chats, strict=True)):
+                moves_now = (who == i) & ~done
+                answer, chat = self._act(*pair, chat, state, player, turn, keys, temperature, width, moves_now)
                 answers.append(answer)
-                spoken.append(talk)
+                spoken.append(chat)
             of_mover = lambda *xs: jnp.select([like(who == i, x) for i, x in enumerate(xs)], xs, xs[0])  # noqa: E731
             new = jax.tree.map(of_mover, *answers)
             after, reward = jax.vmap(game.step)(state, new[0])
             moves = jnp.full((rows,), turn)
-            talks = tuple(
-                None if t is None else t.context(game).observe(talk, state, new[0], after, moves)
-                for t, talk in zip(teams, spoken, strict=True)
+            chats = tuple(
+                None if t is None else t.context(game).observe(chat, state, new[0], after, moves)
+                for t, chat in zip(teams, spoken, strict=True)
             )
             total = jax.tree.map(jnp.add, total, reward)
             record = tuple(lines.at[turn].set(line) for lines, line in zip(record, new, strict=True))
-            return turn + 1, after, total, length + ~done, talks, record
+            return turn + 1, after, total, length + ~done, chats, record
 
-        carry = (jnp.int32(0), state, total, jnp.zeros((rows,), jnp.int32), talks, record)
+        carry = (jnp.int32(0), state, total, jnp.zeros((rows,), jnp.int32), chats, record)
         _, state, total, length, _, record = jax.lax.while_loop(going, step, carry)
         success = jax.vmap(game.success)(state) if game.solvable else None
         endings = jax.vmap(game.endings)(state)
         return whole(Played(total, length, *record[:5], success, endings, *record[5:]))
 
-    def _act(self, contestant, ready, talk, state, seat, turn, keys, temperature, width, asked):
-        """What one contestant answers in all rows, as in `Played`, and its conversations with that.
+    def _act(self, contestant, params, chat, state, seat, turn, keys, temperature, width, moves_now):
+        """Return the turn of a contestant, as in `Played`, and its updated conversations.
 
-        asked  bool [B], where its answer matters: bots with `act_rows`, to whom a move costs something, move there only
+        `moves_now`, bool [B], marks the rows in which the contestant moves. Bots with `act_rows`, such as remote
+        models, are only called there.
         """
         if not isinstance(contestant, SeatedTeam):
-            act = getattr(contestant, "act_rows", lambda *given: _act_if_asked(contestant, *given))
-            action = act(state, keys, asked)
+            act = getattr(contestant, "act_rows", lambda *given: _act_if_needed(contestant, *given))
+            action = act(state, keys, moves_now)
             nothing = jnp.zeros((*action.shape, width), jnp.int32), jnp.zeros_like(action)
             no = jnp.zeros(action.shape, bool)
-            return (action, *nothing, no, no, *((jnp.zeros(action.shape),) if self.values else ())), talk
+            return (action, *nothing, no, no, *((jnp.zeros(action.shape),) if self.values else ())), chat
         team, context = contestant.team, contestant.context(self.game)
         seen = look(self.game, team, state, seat, contestant.policy(seat, turn))
-        asked = context.read(talk, seen)
+        reading = context.read(chat, seen)
         settings = dict(legal=seen.legal, policy=seen.policy)
         best = contestant.best_of
         if best is None:
-            decision, talk = context.act(ready, talk, asked, keys, temperature=temperature, **settings)
+            decision, chat = context.act(params, chat, reading, keys, temperature=temperature, **settings)
         else:
             temperatures = best.temperatures(temperature, team.backbones[0].policy.temperature, len(keys))
             several = dict(temperature=temperatures, candidates=best.moves)
-            decision, talk = context.act(ready, talk, asked, best.keys(keys), **several, **settings)
+            decision, chat = context.act(params, chat, reading, best.keys(keys), **several, **settings)
             actions = decision.action.reshape(-1, best.moves)
             policies = contestant.policy(jnp.arange(self.game.n_players), turn + 1)
-            worth = worth_of_moves(self.game, team, ready, state, seat, actions, policies, best.reward_weight)
+            worth = worth_of_moves(self.game, team, params, state, seat, actions, policies, best.reward_weight)
             decision = best.choose(decision, worth)
-        # A free answer that names no legal action: a random one is played in its place.
+        # A random action replaces a free completion that names no legal one.
         action = team.playable(decision.action, seen.legal, keys)
         action = contestant.seating.bot_actions(state, seat, keys, action)
-        talk, _ = context.say(talk, asked, decision, seen.policy)
+        chat, _ = context.say(chat, reading, decision, seen.policy)
         answers = jnp.pad(decision.answers, ((0, 0), (0, width - team.width)))
         failed = (decision.action < 0) & (seen.policy >= 0)
         values = (decision.values,) if self.values else ()
-        return (action, answers, decision.lengths, failed, context.fresh(asked), *values), talk
+        return (action, answers, decision.lengths, failed, context.fresh(reading), *values), chat
 
 
-def _act_if_asked(bot: Bot, state, keys: jax.Array, asked: jax.Array) -> jax.Array:
-    """Its moves in all rows, int32 [B]; in a turn in which it has none to make, nothing is computed."""
-    nobody = lambda: jnp.zeros(asked.shape, jnp.int32)  # noqa: E731
-    return jax.lax.cond(jnp.any(asked), lambda: jax.vmap(bot.act)(state, keys).astype(jnp.int32), nobody)
+def _act_if_needed(bot: Bot, state, keys: jax.Array, moves_now: jax.Array) -> jax.Array:
+    """Return the moves of a bot, int32 [B], or zeros if it has no turn."""
+    nobody = lambda: jnp.zeros(moves_now.shape, jnp.int32)  # noqa: E731
+    return jax.lax.cond(jnp.any(moves_now), lambda: jax.vmap(bot.act)(state, keys).astype(jnp.int32), nobody)
 
 
 def _prepared(contestant: SeatedTeam | Bot, weights: dict | None, values: bool) -> dict | None:
@@ -222,14 +236,19 @@ def _prepared(contestant: SeatedTeam | Bot, weights: dict | None, values: bool) 
 
 
 def has_value(policy: Policy) -> bool:
-    """Whether a match can ask the critic: one that is a head reads nothing of its own."""
+    """Return whether a match can compute values: a critic head needs no other input."""
     return policy.critic == "head"
 
 
 def in_turns(games: int, n_players: int, lap: int | None = None) -> np.ndarray:
-    """Seating int32 [B, P] for two contestants: the first in one seat, in turns; the second in all others.
+    """Return a seating of two contestants, int32 [B, P].
 
-    lap  so many games begin differently; in the next lap the first sits elsewhere at each of these starts
+    Contestant 0 takes one seat, in turns, and contestant 1 all others.
+
+    Args:
+        games: Number of games.
+        n_players: Number of seats.
+        lap: Number of different starts. When they repeat, contestant 0 moves on by one seat at each start.
     """
     lap = lap or games
     seat = (np.arange(games) % lap + np.arange(games) // lap)[:, None] % n_players
@@ -237,5 +256,5 @@ def in_turns(games: int, n_players: int, lap: int | None = None) -> np.ndarray:
 
 
 def alone(games: int, n_players: int) -> np.ndarray:
-    """Seating int32 [B, P] for one contestant in all seats."""
+    """Return a seating, int32 [B, P], with contestant 0 in all seats."""
     return np.zeros((games, n_players), np.int32)

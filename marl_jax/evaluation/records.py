@@ -1,4 +1,4 @@
-"""Games and episodes as a person reads them. Games are played on the device and followed again on the host."""
+"""Readable records of games, which are played on the device and replayed on the host."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ PARSE_FAILURE = "names no legal move; a random one was played"
 
 
 def log_of(setup: GameSetup | TaskSetup) -> Any:
-    """What plays the games or episodes for the logs of a run: (params, key, step) -> records."""
+    """Build the log of a run, a function (params, key, step) -> records."""
     if setup.algorithm.verifies:
         return NoLog()
     return task_records.EpisodeLog(setup) if isinstance(setup, TaskSetup) else GameLog(setup)
 
 
 class GameLog:
-    """A few games of the team with itself, as it trains, written out."""
+    """Records of a few self-play games at the training temperature."""
 
     def __init__(self, setup: GameSetup):
         self._setup = setup
         self._table = Match(setup.game, (setup.seated(),), values=True)
 
     def __call__(self, params: dict, key: jax.Array, step: int) -> list[GameRecord]:
-        """The games of a step."""
+        """Play and record the games of a step."""
         setup = self._setup
         seating = matches.alone(setup.config.log.games, setup.game.n_players)
         played = self._table((params,), seating, key, setup.config.rollout.temperature)
         return write_out(self._table, played, seating, key, [setup.seat_labels()], "train")
 
     def close(self) -> None:
-        """Nothing has to be ended."""
+        """Do nothing."""
 
 
 def write_out(
@@ -55,7 +55,16 @@ def write_out(
     names: Sequence[str | Sequence[str]],
     source: str,
 ) -> list[GameRecord]:
-    """The games of a call of `match` with this seating and key; `names` are the contestants', for all seats or each."""
+    """Record the games of a call of a match.
+
+    Args:
+        match: The match.
+        played: Result of the call.
+        seating: int32 [B, P]. Seating of the call.
+        key: Random key of the call.
+        names: Name of each contestant, for all seats or for each.
+        source: Source of the games, such as "train".
+    """
     played, seats = jax.device_get((played, seating))
     starts = match.start_keys(key, len(seats))
     return [_follow(match, played, seats[i], starts[i], i, names, source) for i in range(len(seats))]
@@ -67,7 +76,7 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
     state = match.reset(key, row)
     start_board, start_svg = view.board(game, state), view.svg(game, state)
     moves = []
-    pending = [""] * game.n_players  # what each seat has heard since its last turn, where conversations go on
+    pending = [""] * game.n_players  # events since the last turn of each seat, for conversations
     for turn in range(int(played.length[row])):
         seat = int(player_of(state))
         action = int(played.action[turn, row])
@@ -89,10 +98,10 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         for other, c in enumerate(seats):
             if isinstance(match.contestants[c], SeatedTeam) and match.contestants[c].history_turns:
                 pending[other] += match.contestants[c].prompt(other, turn).event_text(before, action, state, other)
-        paid = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))
+        rewards = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))
         board, svg = view.board(game, state), view.svg(game, state)
         name = game.action_names[action]
-        moves.append(Move(seat, prompt, answer, name, paid, board, svg, error=error, value=value))
+        moves.append(Move(seat, prompt, answer, name, rewards, board, svg, error=error, value=value))
     scores = played.total.team[row] + played.total.agent[row]
     outcome, winner = "end", -1
     if game.competitive:

@@ -1,4 +1,4 @@
-"""Everyone with everyone: a table of results, and the ratings or the cross-play scores that follow from it."""
+"""Round-robin matches with Elo ratings or cross-play scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def everyone(setup: GameSetup, contestants: list[Contestant]) -> dict[str, Any]:
-    """The table of everyone with everyone, on levels that training never sees, and what follows from it."""
+    """Play all pairs of contestants on held-out levels and summarize the results."""
     c, game = setup.config.eval, setup.game.held_out()
     table, distinct = round_robin(game, contestants, c.games, jax.random.key(c.seed), c.temperature)
     names = [contestant.name for contestant in contestants]
@@ -29,8 +29,8 @@ def everyone(setup: GameSetup, contestants: list[Contestant]) -> dict[str, Any]:
     if game.competitive:
         result["elo"] = dict(zip(names, ratings(table, distinct).tolist(), strict=True))
     else:
-        learnt = [i for i, contestant in enumerate(contestants) if contestant.weights is not None]
-        result["cross_play"] = cross_play(table[np.ix_(learnt, learnt)])
+        trained = [i for i, contestant in enumerate(contestants) if contestant.weights is not None]
+        result["cross_play"] = cross_play(table[np.ix_(trained, trained)])
     width = max(map(len, names))
     for i, name in enumerate(names):
         log.info("%*s  %s", width, name, " ".join(f"{x:6.3f}" for x in table[i]))
@@ -41,10 +41,11 @@ def everyone(setup: GameSetup, contestants: list[Contestant]) -> dict[str, Any]:
 def round_robin(
     game: Game, contestants: Sequence[Contestant], games: int, key: jax.Array, temperature: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[n, n]: the mean points of row against column (competitive), or the mean score of row and column together.
+    """Play all pairs of contestants.
 
-    A competitive game has no result against oneself: the diagonal is ½ there. Also, [n, n], how many games were
-    distinct (`repeats`).
+    Returns:
+        Mean points of row against column in a competitive game, with ½ on the diagonal, or mean score of row and column
+        together in a cooperative one, [n, n]; and the number of distinct games, [n, n] (see `repeats`).
     """
     n = len(contestants)
     table, distinct = np.full((n, n), 0.5), np.zeros((n, n))
@@ -68,12 +69,12 @@ def round_robin(
 
 
 def ratings(table: np.ndarray, games: np.ndarray) -> np.ndarray:
-    """Elo ratings [n] from a competitive table of mean points over `games` [n, n] of each pair."""
+    """Compute Elo ratings [n] from mean points and numbers of games, both [n, n]."""
     return intervals.elo(table * games, games)
 
 
 def cross_play(table: np.ndarray) -> dict[str, float]:
-    """Of a cooperative table: the mean score with oneself, with the others, and what is lost between the two."""
+    """Return the mean self-play score, cross-play score and their difference."""
     own = float(np.diag(table).mean())
     others = float(table[~np.eye(len(table), dtype=bool)].mean()) if len(table) > 1 else own
     return {"self_play": own, "cross_play": others, "gap": own - others}

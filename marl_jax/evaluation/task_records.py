@@ -1,4 +1,4 @@
-"""Episodes of tasks as a person reads them: what each seat was told, what it answered, what that was worth."""
+"""Readable records of task episodes: prompts, completions and rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marl_jax.setup.tasks import TaskSetup
 
 
 class EpisodeLog:
-    """A few episodes, as the policies train, of the examples they train on; process 0 plays them."""
+    """Records of a few episodes of training examples; process 0 plays them."""
 
     def __init__(self, setup: TaskSetup):
         c = setup.config
@@ -20,7 +20,7 @@ class EpisodeLog:
         self._examples = setup.task.examples(c.task.split)
 
     def __call__(self, params: dict, key: jax.Array, step: int) -> list[GameRecord]:
-        """The episodes of a step."""
+        """Play and record the episodes of a step."""
         setup = self._setup
         setup.sampler.publish(params, version=step)
         if setup.process[0]:
@@ -30,12 +30,12 @@ class EpisodeLog:
         return [record(setup, episode, "train") for episode in self._runner.play(jobs)]
 
     def close(self) -> None:
-        """Ends the processes of verifiers."""
+        """Stop the verifier processes."""
         self._runner.close()
 
 
 def record(setup: TaskSetup, episode: Episode, source: str) -> GameRecord:
-    """An episode in the form in which games are written out."""
+    """Convert an episode to a `GameRecord`."""
     moves = tuple(_move(chat, i, len(setup.roles)) for chat, i in turns(episode))
     scores = tuple(sum(move.reward[seat] for move in moves) for seat in range(len(setup.roles)))
     names = zip(setup.roles, setup.seat_labels(), strict=True)
@@ -52,17 +52,17 @@ def record(setup: TaskSetup, episode: Episode, source: str) -> GameRecord:
 
 
 def turns(episode: Episode) -> list[tuple[TokenChat, int]]:
-    """Every turn as its chat and its number there, in order."""
-    found = {
+    """Return every turn, in order, as its conversation and its index there."""
+    by_time = {
         (said.turn, chat.seat, number): (chat, i)
         for number, chat in enumerate(episode.chats)
         for i, said in enumerate(chat.said)
     }
-    return [found[time] for time in sorted(found)]
+    return [by_time[time] for time in sorted(by_time)]
 
 
 def prompt(chat: TokenChat, i: int) -> str:
-    """What a seat read at a turn and had not read before."""
+    """Return the part of the prompt that is new at a turn."""
     said = chat.said[i]
     return said.speaker.tokenizer.decode(chat.tokens[_end(chat.said[i - 1]) if i else 0 : said.start])
 
@@ -70,7 +70,7 @@ def prompt(chat: TokenChat, i: int) -> str:
 def _move(chat: TokenChat, i: int, n_seats: int) -> Move:
     said = chat.said[i]
     reply = said.replies[said.kept or 0]
-    paid = tuple(
+    rewards = tuple(
         reply.rewards.team + (reply.rewards.agent + reply.rewards.process if seat == chat.seat else 0.0)
         for seat in range(n_seats)
     )
@@ -79,11 +79,11 @@ def _move(chat: TokenChat, i: int, n_seats: int) -> Move:
         prompt=prompt(chat, i),
         answer=reply.text,
         action="",
-        reward=paid,
+        reward=rewards,
         error="cut: the limit of tokens was reached" if reply.finish == "length" else "",
     )
 
 
 def _end(said: Said) -> int:
-    """Where an answer ends in its chat."""
+    """Return the end of a completion in its conversation."""
     return said.start + len(said.contents[said.kept or 0])

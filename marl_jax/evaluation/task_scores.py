@@ -1,18 +1,17 @@
-"""Success rates of an evaluation with their intervals, from one or several samples of every example.
+"""Metrics of task evaluations with confidence intervals.
 
 With k samples of each of n examples:
 
     success              mean over all samples: pass@1, also called avg@k
-    pass@k               share of examples with a right sample
-    maj@k                the answer that most samples give; of answers that tie, the mean
-    best_by_score@k      the sample that the task itself holds to be best (`Outcome.score`); where a task has no score,
-    best_by_reward@k     the one with the highest reward, which knows the right answer
-    right/ROLE/turn_T    share of right replies of a role at a turn, where the task judges replies
+    pass@k               fraction of examples with a correct sample
+    maj@k                success of the most common answer; the mean if several are equally common
+    best_by_score@k      success of the sample with the highest score of the task (`Outcome.score`); without scores,
+    best_by_reward@k     success of the sample with the highest reward, which depends on the correct answer
+    right/ROLE/turn_T    fraction of correct completions of a role at a turn, if the task judges them
 
-An episode that failed (a timeout, an exception) counts as no success with a reward of 0, and it has no vote. If every
-episode failed, nothing was measured: the row has the counts only, and no rate. Only examples are independent of each
-other, so intervals are as wide as for n of them: Wilson's for shares of examples, the bootstrap over examples for means
-of several samples.
+A failed episode (a timeout or an exception) counts as unsuccessful with a reward of 0 and has no vote. If every episode
+failed, the row has the counts only. Samples of an example are not independent, so intervals are those of n examples:
+Wilson intervals for fractions of examples, and bootstrap over examples for means of several samples.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from marl_jax.evaluation import intervals as stats
 from marl_jax.evaluation.intervals import Interval
 
 FOLDER = "answers"
-"""Where in a run's folder the episodes of its evaluations lie, one file for each part and step."""
+"""Subfolder of a run with the episodes of its evaluations, one file per split and step."""
 
 Record = Mapping[str, Any]
-"""An episode of an evaluation, as `task_evaluation.record` writes it."""
+"""An episode of an evaluation, as returned by `tasks.record`."""
 
 
 def row(records: Sequence[Record], confidence: float) -> dict[str, Any]:
@@ -42,35 +41,35 @@ def row(records: Sequence[Record], confidence: float) -> dict[str, Any]:
     """
     groups = list(by_example(records).values())
     failed = collections.Counter(record["failed"] for record in records if record["failed"])
-    found: dict[str, Any] = {"games": len(records), "distinct": len(groups)}
+    counts: dict[str, Any] = {"games": len(records), "distinct": len(groups)}
     if failed.total() < len(records):
         measured = _measured(records, groups, confidence)
-        found |= {name: value for name, value in measured.items() if name not in found}
-    return found | {"failed": failed.total(), **{f"failed/{reason}": n for reason, n in sorted(failed.items())}}
+        counts |= {name: value for name, value in measured.items() if name not in counts}
+    return counts | {"failed": failed.total(), **{f"failed/{reason}": n for reason, n in sorted(failed.items())}}
 
 
 def _measured(records: Sequence[Record], groups: Sequence[Sequence[Record]], confidence: float) -> dict[str, float]:
-    """Compute everything that needs an episode that did not fail, metrics with an interval first."""
+    """Compute the metrics of episodes that did not all fail, those with intervals first."""
     intervals = {
         "success": _mean([[r["success"] for r in group] for group in groups], confidence),
         "reward": stats.bootstrap(sorted(np.mean([r["reward"] for r in group]) for group in groups), confidence),
         **dict(_of_several(groups, confidence)),
         **dict(_of_turns(records, confidence)),
     }
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, interval in intervals.items():
-        found |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        metrics |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
     values = collections.defaultdict(list)
     for record in records:
         for name, value in record["metrics"].items():
             values[name].append(value)
         for turn in record["turns"]:
             values[f"reward/{turn['role']}/turn_{turn['turn'] + 1}"].append(sum(turn["rewards"].values()))
-    return found | {name: float(np.mean(those)) for name, those in sorted(values.items()) if name not in found}
+    return metrics | {name: float(np.mean(those)) for name, those in sorted(values.items()) if name not in metrics}
 
 
 def by_example(records: Sequence[Record]) -> dict[int, list[Record]]:
-    """The samples of every example."""
+    """Group the episodes by example."""
     groups: dict[int, list[Record]] = collections.defaultdict(list)
     for record in records:
         groups[record["example"]].append(record)
@@ -78,7 +77,7 @@ def by_example(records: Sequence[Record]) -> dict[int, list[Record]]:
 
 
 def majority(group: Sequence[Record]) -> float:
-    """The success of the answer that most samples give."""
+    """Return the success of the most common answer."""
     votes = collections.defaultdict(list)
     for record in group:
         if record["answer"] is not None and not record["failed"]:
@@ -88,7 +87,7 @@ def majority(group: Sequence[Record]) -> float:
 
 
 def best(group: Sequence[Record], by: str) -> float:
-    """The success of the sample with the highest "score" or "reward"; of several such, the mean."""
+    """Return the mean success of the samples with the highest "score" or "reward"."""
     played = [record for record in group if not record["failed"]]
     top = max((record[by] for record in played), default=None)
     return float(np.mean([r["success"] for r in played if r[by] == top])) if played else 0.0
@@ -101,7 +100,7 @@ def _of_several(groups: Sequence[Sequence[Record]], confidence: float) -> Iterat
 
     def share(values):
         values = list(values)
-        return stats.wilson(min(sum(values), len(values)), len(values), confidence)  # thirds may add up to a bit more
+        return stats.wilson(min(sum(values), len(values)), len(values), confidence)  # rounding may exceed the maximum
 
     yield f"pass@{k}", share(max(r["success"] for r in group) for group in groups)
     everyone = [record for group in groups for record in group if not record["failed"]]
@@ -117,14 +116,17 @@ def _of_turns(records: Sequence[Record], confidence: float) -> Iterator[tuple[st
         for turn in record["turns"]:
             if turn["verdict"] is not None:
                 judged[turn["role"], turn["turn"]].append((record["example"], turn["verdict"]["right"]))
-    for (role, turn), found in sorted(judged.items()) if len(judged) > 1 else ():
-        examples, right = zip(*found, strict=True)
+    for (role, turn), verdicts in sorted(judged.items()) if len(judged) > 1 else ():
+        examples, right = zip(*verdicts, strict=True)
         share = stats.wilson(sum(right), len(right), confidence, distinct=len(set(examples)))
         yield f"right/{role}/turn_{turn + 1}", share
 
 
 def _mean(groups: Sequence[Sequence[float]], confidence: float) -> Interval:
-    """The mean of all values; resampled by example where these have several, and Wilson's where that says nothing."""
+    """Compute the mean with a bootstrap interval over examples.
+
+    Uses the Wilson interval if examples have one sample each or all have the same mean.
+    """
     means = sorted(float(np.mean(group)) for group in groups)
     if max(map(len, groups)) > 1 and means[0] < means[-1]:
         return stats.bootstrap(means, confidence)

@@ -1,13 +1,13 @@
-"""Evaluation of tasks: `eval.samples` episodes for each example of a part, with confidence intervals.
+"""Evaluation on tasks: `eval.samples` episodes per example of a split.
 
     python launch.py --workdir=runs/mine --mode=eval
     python launch.py --workdir=runs/mine --mode=eval --config.eval.samples=16 --config.eval.temperature=0.7
 
-During training a run is evaluated on the validation part; `--mode=eval` takes `eval.split`, by default the test part.
-At most `eval.games` examples are played, chosen by `eval.seed`. Answers are greedy by default; several samples need a
-temperature. `task_scores` defines the metrics. An evaluation whose episodes all failed has none of them, and the log
-says why. Every episode is written to `answers/PART_STEP.jsonl`: what each role read and replied, the verdicts and their
-reasons, and what verifiers and tools returned.
+During training a run is evaluated on the validation split; `--mode=eval` uses `eval.split`, by default the test split.
+At most `eval.games` examples are played, chosen by `eval.seed`. Sampling is greedy by default; several samples per
+example need a temperature. `task_scores` defines the metrics. If all episodes failed, there are no metrics, and the log
+says why. Every episode is written to `answers/SPLIT_STEP.jsonl` with prompts, completions, verdicts and their reasons,
+and the results of verifiers and tools.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from marl_jax.setup.tasks import TaskSetup
 
 log = logging.getLogger(__name__)
 
-LONGEST_CALL = 20_000  # characters of a verifier's or tool's result that are written
+LONGEST_CALL = 20_000  # maximum number of characters to write of the result of a verifier or tool
 
 
 class TaskEvaluation:
-    """The episodes of an evaluation; every process plays its share of them.
+    """Evaluation episodes of a task, divided among processes.
 
     evaluation = TaskEvaluation(setup, "validation")
-    rows = evaluation(weights)     # one dict in the form of those of games, whose opponent is "self"
+    rows = evaluation(weights)     # one dict like those of games, with opponent "self"
     evaluation.write(workdir, step)
     """
 
@@ -53,16 +53,17 @@ class TaskEvaluation:
         self._runner = setup.runner(self._config.temperature, self._config.seed, task=self._task)
         examples = self._task.examples(part)
         if not len(examples):
-            raise ValueError(f"the task has no examples in the part {part!r}")
+            raise ValueError(f"the task has no examples in the split {part!r}")
         n = len(examples)
         chosen = sorted(order(self._config.seed, 0, i, n) for i in range(min(self._config.games, n)))
         self._jobs = [Job(0, i, sample, examples[i]) for i in chosen for sample in range(self._config.samples)]
         self._records: list[dict[str, Any]] = []
 
     def __call__(self, weights: dict, baselines: bool = False) -> list[dict[str, Any]]:
-        """The row of the run, and with `baselines` one of each remote model, which then answers for all roles.
+        """Evaluate the run and return its row.
 
-        The same episodes at every call, so that two differ by the policy only.
+        With `baselines`, each remote model of `eval.opponents` is also evaluated, in all roles. Every call uses the
+        same examples and seeds, so that evaluations differ only by the policy.
         """
         self._setup.sampler.publish(weights, version=0)
         rows = []
@@ -77,7 +78,7 @@ class TaskEvaluation:
             )
             with contextlib.closing(runner):
                 rows.append(self._row(name, runner)[0])
-        row, self._records = self._row("self", self._runner)  # last, because its episodes are the ones to be written
+        row, self._records = self._row("self", self._runner)  # last, because `write` writes its episodes
         return [row, *rows]
 
     def _row(self, name: str, runner: EpisodeRunner) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -90,8 +91,8 @@ class TaskEvaluation:
             if call != END:
                 calls[id_][call] = _short(entry)
         played = [record(episode, tuple(self._task.roles), calls[episode.job.id]) for episode in episodes]
-        found = [one for part in processes.gather(played) for one in part]
-        records = sorted(found, key=lambda one: (one["example"], one["sample"]))
+        everything = [one for part in processes.gather(played) for one in part]
+        records = sorted(everything, key=lambda one: (one["example"], one["sample"]))
         row = {"opponent": name, "part": self._part, **task_scores.row(records, self._config.confidence)}
         if number == 0:
             self._report(row, records)
@@ -106,7 +107,7 @@ class TaskEvaluation:
                         self._part, row["opponent"], records[0]["error"])  # fmt: skip
 
     def write(self, workdir: Path, step: int) -> None:
-        """Writes the episodes of the last call; process 0 does."""
+        """Write the episodes of the last call, in process 0."""
         if self._setup.process[0]:
             return
         path = workdir / task_scores.FOLDER / f"{self._part}_{step:08d}.jsonl"
@@ -114,36 +115,41 @@ class TaskEvaluation:
         replace_text(path, "".join(json.dumps({"step": step, **one}) + "\n" for one in self._records))
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
-        """Nothing: a task has no opponents."""
+        """Return {}; a task has no round robin."""
         return {}
 
     def close(self) -> None:
-        """Ends the processes of verifiers."""
+        """Stop the verifier processes."""
         self._runner.close()
 
 
 def record(episode: Episode, roles: tuple[str, ...], calls: Mapping[str, Any]) -> dict[str, Any]:
-    """What an evaluation keeps of an episode; a JSON value. Its reward is the team's and the mean of the agents'.
+    """Convert an episode to a JSON value.
 
-    calls  what verifiers and tools returned
+    The reward is that of the team plus the mean of the agents.
+
+    Args:
+        episode: The episode.
+        roles: Names of the seats.
+        calls: Results of verifiers and tools.
     """
     job, outcome = episode.job, episode.outcome
     turns = [_turn(chat, i, roles[chat.seat]) for chat, i in task_records.turns(episode)]
-    found = {
+    result = {
         "example": job.position, "sample": job.sample, "id": fingerprint_of([job.example])[:12],
         "success": 0.0, "reward": 0.0, "answer": None, "score": None, "reason": "", "metrics": {},
         "failed": episode.failed, "error": episode.error, "turns": turns, "calls": dict(calls),
     }  # fmt: skip
     if episode.failed:
-        return found
+        return result
     assert outcome is not None
-    paid = episode_metrics.rewards(episode, roles)
-    agents = [paid[f"reward/agent_{seat}"] for seat in range(len(roles))]
+    rewards = episode_metrics.rewards(episode, roles)
+    agents = [rewards[f"reward/agent_{seat}"] for seat in range(len(roles))]
     said = [len(answer.tokens) for chat in episode.chats for one in chat.said for answer in one.answers]
     own = {name: float(value) for name, value in outcome.metrics.items()}
-    return found | {
+    return result | {
         "success": float(outcome.success),
-        "reward": paid["reward/team"] + float(np.mean(agents)),
+        "reward": rewards["reward/team"] + float(np.mean(agents)),
         "answer": outcome.answer,
         "score": None if outcome.score is None else float(outcome.score),
         "reason": outcome.reason,
@@ -152,7 +158,10 @@ def record(episode: Episode, roles: tuple[str, ...], calls: Mapping[str, Any]) -
 
 
 def _turn(chat: TokenChat, i: int, role: str) -> dict[str, Any]:
-    """One turn; of several candidates the one that was kept. `context`: tokens of the chat before the answer."""
+    """Convert a turn to a JSON value, with the kept one of several candidates.
+
+    `context` is the number of tokens of the conversation before the completion.
+    """
     said = chat.said[i]
     reply = said.replies[said.kept or 0]
     return {

@@ -1,10 +1,10 @@
-"""Evaluation of a verifier on held-out questions: the labelled answers of a part, scored.
+"""Evaluation of a verifier on labelled completions of held-out questions.
 
-    python launch.py --workdir=runs/verifier --mode=eval                     # those of the test part
+    python launch.py --workdir=runs/verifier --mode=eval                     # on the test split
 
-Two rows, whatever the run learnt from: "balanced", as many right answers as wrong ones of each question, and
-"natural", all answers as they were sampled. What the numbers mean stands in `verifier_scores`. The scores are written
-to `scores/PART_STEP.jsonl`, and a reliability diagram of each row beside them.
+There are two rows: "balanced", with as many correct as wrong completions per question, and "natural", with all
+completions as they were sampled. `verifier_scores` defines the metrics. The scores are written to
+`scores/SPLIT_STEP.jsonl`, next to a reliability diagram for each row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDER = "scores"
 
 
 class VerifierEvaluation:
-    """The held-out answers of a run; used as `TaskEvaluation` is."""
+    """Evaluation of a verifier, with the interface of `TaskEvaluation`."""
 
     def __init__(self, setup: TaskSetup, part: str):
         self._setup, self._part = setup, part
@@ -43,38 +43,40 @@ class VerifierEvaluation:
         for name, chosen in (("balanced", balanced.chosen), ("natural", natural)):
             rows = readable.read(chosen)
             if not rows:
-                log.warning("there are no %s answers of %s to evaluate on", name, part)
+                log.warning("there are no %s completions of the %s split to evaluate on", name, part)
                 continue
-            log.info("%s, %s: %d answers to %d questions", part, name, len(rows), len({one.question for one in rows}))
+            log.info(
+                "%s, %s: %d completions of %d questions", part, name, len(rows), len({one.question for one in rows})
+            )
             self._sets[name] = rows
         if readable.left_out:
-            log.info("%s: %d answers are left out as empty or too long", part, readable.left_out)
+            log.info("%s: left out %d completions that are empty or too long", part, readable.left_out)
         self._scorer: Scorer | None = None
         self._scores: dict[str, np.ndarray] = {}
 
     def __call__(self, weights: dict[str, dict], baselines: bool = False) -> list[dict[str, Any]]:
-        """One row for each set of answers; there are no baselines."""
+        """Score the completions and return one row for each set."""
         setup, backbone = self._setup, self._setup.backbone
         own = weights[backbone.name]
         if self._scorer is None:
             self._scorer = Scorer(backbone.policy, own, backbone.tokenizer, setup.config.task.max_length)
         self._scorer.weights = own
         different = list(dict.fromkeys(one.reading for answers in self._sets.values() for one in answers))
-        found = dict(zip(different, self._scorer.score(different), strict=True))  # both sets share most answers
-        self._scorer.weights = {}  # those of the next call are other arrays, and these may be donated
+        by_reading = dict(zip(different, self._scorer.score(different), strict=True))  # the sets share most completions
+        self._scorer.weights = {}  # the next call has other arrays, and these may be donated
         rows = []
         for name, answers in self._sets.items():
-            scores = np.array([found[one.reading] for one in answers])
+            scores = np.array([by_reading[one.reading] for one in answers])
             right, questions = _columns(answers)
             self._scores[name] = scores
             row = verifier_scores.row(scores, right, questions, setup.config.eval.confidence)
             rows.append({"opponent": name, "part": self._part, **row})
-            log.info("evaluation on %s, %s (%d answers to %d questions)", self._part, intervals.describe(rows[-1]),
+            log.info("evaluation on %s, %s (%d completions of %d questions)", self._part, intervals.describe(rows[-1]),
                      row["games"], row["distinct"])  # fmt: skip
         return rows
 
     def write(self, workdir: Path, step: int) -> None:
-        """Writes the scores of the last call and their diagrams; process 0 does."""
+        """Write the scores of the last call and their diagrams, in process 0."""
         if self._setup.process[0]:
             return
         folder = workdir / FOLDER
@@ -90,24 +92,24 @@ class VerifierEvaluation:
         replace_text(folder / f"{self._part}_{step:08d}.jsonl", "".join(line + "\n" for line in lines))
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
-        """Nothing: a verifier has no opponents."""
+        """Return {}; a verifier has no round robin."""
         return {}
 
     def close(self) -> None:
-        """Nothing has to be ended."""
+        """Do nothing."""
 
 
 def _columns(answers: list[labelled.Labelled]) -> tuple[np.ndarray, np.ndarray]:
-    """bool [n] labels and int [n] numbers of questions."""
+    """Return the labels, bool [n], and question indices, int [n]."""
     return np.array([one.right for one in answers]), np.array([one.question for one in answers])
 
 
 class NoLog:
-    """In place of the games or episodes that other runs log: a verifier plays none."""
+    """Empty log of a verifier, which plays no games or episodes."""
 
     def __call__(self, params: dict, key: Any, step: int) -> list:
-        """Nothing."""
+        """Return no records."""
         return []
 
     def close(self) -> None:
-        """Nothing has to be ended."""
+        """Do nothing."""

@@ -1,12 +1,13 @@
-"""How good a verifier's scores are: accuracy, calibration, and how well they rank right answers above wrong ones.
+"""Metrics of verifier scores: accuracy, ranking and calibration.
 
-    accuracy         at 0.5
-    auc              a right answer scores above a wrong one, over all pairs; knowing which questions are hard helps
-    auc_by_question  the same over pairs of one question, then the mean over questions: what a reward or best-of-n needs
-    ece              expected calibration error: |mean score − share of right ones| over ten equal bins, by their counts
-    brier, log_loss  proper scores of the probabilities; lower is better
+    accuracy         accuracy with threshold 0.5
+    auc              probability that a correct completion scores above a wrong one, over all pairs; also rewards
+                     knowing which questions are hard
+    auc_by_question  the same over pairs of one question, averaged over questions; relevant for rewards and best-of-n
+    ece              expected calibration error: mean |mean score − fraction correct| over ten equal bins
+    brier, log_loss  proper scoring rules of the probabilities; lower is better
 
-Answers to one question are not independent, so intervals come from resampling questions.
+Completions of one question are not independent, so intervals come from resampling questions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RESAMPLES = 300
 
 
 class Bin(NamedTuple):
-    """Scores between two bounds: how many, their mean, and the share of right answers among them."""
+    """A bin of scores: their number, their mean, and the fraction of correct completions."""
 
     count: int
     score: float
@@ -33,12 +34,12 @@ class Bin(NamedTuple):
 
 
 def accuracy(scores: np.ndarray, right: np.ndarray) -> float:
-    """The share of answers on the correct side of 0.5."""
+    """Compute the accuracy with threshold 0.5."""
     return float(np.mean((scores > 0.5) == right))
 
 
 def auc(scores: np.ndarray, right: np.ndarray) -> float | None:
-    """The area under the ROC curve, pairs of equal scores counting half; None without both kinds."""
+    """Compute the area under the ROC curve, or return None without both labels."""
     n = int(np.sum(right))
     if n == 0 or n == len(right):
         return None
@@ -48,38 +49,38 @@ def auc(scores: np.ndarray, right: np.ndarray) -> float | None:
 
 
 def auc_by_question(scores: np.ndarray, right: np.ndarray, questions: np.ndarray) -> list[float]:
-    """The area of every question that has both kinds of answers."""
+    """Compute the AUC of every question with both labels."""
     order = np.argsort(questions, kind="stable")
     cuts = np.flatnonzero(np.diff(questions[order])) + 1
-    found = (auc(scores[picked], right[picked]) for picked in np.split(order, cuts))
-    return [value for value in found if value is not None]
+    areas = (auc(scores[picked], right[picked]) for picked in np.split(order, cuts))
+    return [value for value in areas if value is not None]
 
 
 def reliability(scores: np.ndarray, right: np.ndarray, bins: int = BINS) -> list[Bin]:
-    """Equal bins from 0 to 1; an empty one has the scores of its middle."""
+    """Divide the scores into equal bins; the mean of an empty one is its center."""
     place = np.minimum((scores * bins).astype(int), bins - 1)
-    found = []
+    result = []
     for i in range(bins):
         here = place == i
         n = int(np.sum(here))
         means = (float(np.mean(scores[here])), float(np.mean(right[here]))) if n else ((i + 0.5) / bins, 0.0)
-        found.append(Bin(n, *means))
-    return found
+        result.append(Bin(n, *means))
+    return result
 
 
 def ece(scores: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
-    """The expected calibration error."""
-    found = reliability(scores, right, bins)
-    return sum(b.count * abs(b.score - b.right) for b in found) / len(scores)
+    """Compute the expected calibration error."""
+    table = reliability(scores, right, bins)
+    return sum(b.count * abs(b.score - b.right) for b in table) / len(scores)
 
 
 def brier(scores: np.ndarray, right: np.ndarray) -> float:
-    """The mean squared difference to the labels."""
+    """Compute the mean squared difference from the labels."""
     return float(np.mean((scores - right) ** 2))
 
 
 def log_loss(scores: np.ndarray, right: np.ndarray) -> float:
-    """The mean cross-entropy with the labels."""
+    """Compute the mean cross-entropy with the labels."""
     likely = np.where(right, scores, 1 - scores)
     return float(-np.mean(np.log(np.clip(likely, 1e-7, 1.0))))
 
@@ -91,8 +92,8 @@ NAMES = ("accuracy", "auc", "auc_by_question", "ece", "brier", "log_loss")
 
 
 def row(scores: np.ndarray, right: np.ndarray, questions: np.ndarray, confidence: float) -> dict[str, Any]:
-    """All metrics with their intervals, NAME, NAME_low and NAME_high; those that have no meaning here are left out."""
-    found: dict[str, Any] = {"games": len(scores), "distinct": len(np.unique(questions))}
+    """Compute all defined metrics with their intervals: NAME, NAME_low and NAME_high."""
+    metrics: dict[str, Any] = {"games": len(scores), "distinct": len(np.unique(questions))}
     resampled = _resample(scores, right, questions)
     tail = (1 - confidence) / 2
     areas = auc_by_question(scores, right, questions)
@@ -104,12 +105,12 @@ def row(scores: np.ndarray, right: np.ndarray, questions: np.ndarray, confidence
             values = [v for s, r in resampled if (v := METRICS[name](s, r)) is not None]
             interval = None if value is None else Interval(value, *np.quantile(values, [tail, 1 - tail]).tolist())
         if interval is not None:
-            found |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
-    return found | {"right_share": float(np.mean(right)), "questions_with_both": len(areas)}
+            metrics |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return metrics | {"right_share": float(np.mean(right)), "questions_with_both": len(areas)}
 
 
 def _resample(scores: np.ndarray, right: np.ndarray, questions: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Scores and labels of questions drawn with replacement, again and again."""
+    """Draw bootstrap samples of questions and return their scores and labels."""
     rng = np.random.default_rng(0)
     order = np.argsort(questions, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(questions[order])) + 1)
@@ -121,7 +122,7 @@ SIDE, LEFT, TOP, FOOT = 320, 60, 46, 70
 
 
 def diagram(title: str, scores: np.ndarray, right: np.ndarray) -> str:
-    """A reliability diagram as an SVG document: share of right answers by score, and how many answers have it."""
+    """Draw a reliability diagram as SVG: fraction of correct completions and counts by score."""
     bins = reliability(scores, right)
     most = max(b.count for b in bins)
     shapes = [svg.text(LEFT, 26, f"{title}: ECE {ece(scores, right):.3f}, {len(scores)} answers", 14, anchor="start")]

@@ -1,1 +1,1 @@
-"""Modes: what a command does, each a file or a folder."""
+"""Modes of `launch.py`, one module each."""

@@ -1,7 +1,9 @@
-"""`--mode=compile --topology=v5e:4x4`: rollout and update of an experiment compiled for hardware that is not here.
+"""`--mode=compile`: compile a run for hardware that is not present.
 
-The programs are those of `train.py`, the state is shapes on a mesh of the wanted devices, and the answer is what the
-compiler says: bytes by kind, operations, collectives, whether it fits and the largest batch that does.
+    python launch.py --config=experiments/NAME.py --mode=compile --topology=v5e:4x4
+
+Compiles the rollout and the update of `train.py` for shapes on a mesh of the target devices. Reports the compiler's
+memory use, operations and collectives, whether the run fits, and the largest batch that fits.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 def main(config: ConfigDict, workdir: Path, name: str) -> None:
-    """Prints the forecast of a config for the topology called `name`, and writes it to `compile-NAME.json`."""
+    """Print the forecast for the topology `name` and write it to `compile-NAME.json`."""
     if config.task.name:
-        problem = f"config.task.name is {config.task.name!r}, whose rollout is Python on the host, not one program"
-        raise ConfigError([f"{problem}; accepted with --mode=compile: a game"])
+        problem = f"config.task.name is {config.task.name!r}, but --mode=compile needs a game"
+        raise ConfigError([f"{problem}: the rollout of a task runs on the host"])
     target = topology.parse(name)
     devices, note = topology.devices(target)
     finder = Finder()
@@ -35,24 +37,24 @@ def main(config: ConfigDict, workdir: Path, name: str) -> None:
         trial.rollout.num_envs = games
         return forecast(trial, devices, finder)
 
-    def tell(first: Forecast, found: dict | None = None) -> dict:
-        result = render.as_json(config, target, first, [*filter(None, [note]), *sorted(finder.notes)], found)
+    def write(first: Forecast, best_batch: dict | None = None) -> dict:
+        result = render.as_json(config, target, first, [*filter(None, [note]), *sorted(finder.notes)], best_batch)
         workdir.mkdir(parents=True, exist_ok=True)
         (workdir / f"compile-{target.name.replace(':', '-')}.json").write_text(json.dumps(result, indent=1) + "\n")
         return result
 
-    # What is known is written at once: the update and the search for the largest batch may take long.
-    first = forecast(config, devices, finder, half=tell)
-    sys.stdout.write(render.as_text(tell(first)) + "\n")
+    # Partial results are written at once because the update and the search for the largest batch may take long.
+    first = forecast(config, devices, finder, half=write)
+    sys.stdout.write(render.as_text(write(first)) + "\n")
     sys.stdout.flush()
-    log.info("searching for the largest batch that fits; Ctrl-C ends it, the table is complete")
+    log.info("searching for the largest batch that fits; the table above is complete, so Ctrl-C is safe")
     step = largest.step_of(config, first.mesh["data"] * first.mesh["fsdp"])
     best, exact, made = largest.search(first, measure, step, target.chip.usable)
-    found = dict(
+    best_batch = dict(
         games=best.games if best else None,
         needs=best.needs if best else None,
         exact=exact,
         tried=sorted(f.games for f in made),
         points={f.games: render.finite(f.needs) for f in made},
     )
-    sys.stdout.write(render.largest_text(tell(first, found)) + "\n")
+    sys.stdout.write(render.largest_text(write(first, best_batch)) + "\n")

@@ -1,8 +1,9 @@
-"""`--mode=config`: every field of a run as it would be used, after the experiment, its variant and all overrides.
+"""`--mode=config`: print every field of a run.
 
     python launch.py --config=experiments/plan_path.py --config.optim.lr=1e-4 --mode=config
 
-Each line can be put on a command line. Fields that have not their default are marked with it.
+The values include the variant and all overrides. Each line can be used on a command line. Fields that differ from their
+default show it in a comment.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from marl_jax.schema import run_fields, validate
 
 
 def main(config: ConfigDict) -> None:
-    """Prints the config."""
+    """Print the config."""
     sys.stdout.write("".join(f"{line}\n" for line in lines(config)))
 
 
 def lines(config: ConfigDict) -> list[str]:
-    """One line for every field: how to set it, and its default where it has another value."""
+    """Return one line per field: its flag, and its default if it differs."""
     own = {f"algo.{key}": field for key, field in ALGORITHMS.get(config.algo.name).fields.items()}
     known = {**run_fields.FIELDS, **own}
-    found = []
+    flags = []
     for name, value in validate.fields(config):
         if isinstance(value, ConfigDict):  # an open group: parameters of a game, seats, the shape of a model
-            found += [f"--config.{key}={_shown(item)}" for key, item in _flat(value.to_dict(), name)]
+            flags += [f"--config.{key}={_shown(item)}" for key, item in _flat(value.to_dict(), name)]
             continue
         field = known.get(run_fields.field_name(name))
         default = "" if field is None or value == field.default else f"    # default: {_shown(field.default)}"
-        found.append(f"--config.{name}={_shown(value)}{default}")
-    return found
+        flags.append(f"--config.{name}={_shown(value)}{default}")
+    return flags
 
 
 def _flat(group: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
@@ -44,5 +45,5 @@ def _flat(group: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    """A value as a shell takes it."""
+    """Quote a value for a shell."""
     return shlex.quote(value if isinstance(value, str) else repr(value))

@@ -1,9 +1,9 @@
-"""Evaluation: a policy against bots and other runs, or on the examples of a task, with confidence intervals.
+"""`--mode=eval`: evaluate a policy against opponents or on a task.
 
     python launch.py --workdir=runs/mine --mode=eval
     python launch.py --config=... --workdir=runs/mine --mode=eval --config.eval.opponents="('random','runs/other@100')"
 
-What is evaluated and how is in `game_evaluation.py`, `task_evaluation.py` and `verifier_evaluation.py`.
+Results have confidence intervals. See `games.py`, `tasks.py` and `verifier.py` in `marl_jax/evaluation` for details.
 """
 
 from __future__ import annotations
@@ -33,21 +33,26 @@ log = logging.getLogger(__name__)
 def evaluation_of(
     setup: GameSetup | TaskSetup, part: str = "validation"
 ) -> GameEvaluation | TaskEvaluation | VerifierEvaluation:
-    """What evaluates a run; `part` of a task's examples, by default the one by which checkpoints are chosen."""
+    """Build the evaluation of a run.
+
+    Args:
+        setup: Parts of the run.
+        part: Split of the examples of a task. The default selects the best checkpoint during training.
+    """
     if isinstance(setup, GameSetup):
         return GameEvaluation(setup)
     return VerifierEvaluation(setup, part) if setup.algorithm.verifies else TaskEvaluation(setup, part)
 
 
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
-    """`--mode=eval`: a run's checkpoint, or the untuned model, on the games or episodes of the config."""
+    """Evaluate a checkpoint of a run, or the untrained model if there is none."""
     check_reachable(config.eval.opponents, "eval.opponents")
     setup = setups.make(config, workdir=workdir)
     has_opponents = bool(config.eval.opponents)
     if isinstance(setup, GameSetup) and setup.game.competitive and not has_opponents and not is_exact(setup):
-        raise RunError(f"config.eval.opponents is empty, so there is nothing to evaluate in {config.env.name}")
+        raise RunError(f"config.eval.opponents is empty, but {config.env.name} needs at least one opponent")
     if jax.process_index() == 0:
-        workdir.mkdir(parents=True, exist_ok=True)  # what cannot be written is reported before anything is played
+        workdir.mkdir(parents=True, exist_ok=True)  # fails before anything is played if the folder is not writable
     with contextlib.closing(setup), jax.set_mesh(setup.mesh):
         step, weights = present_weights(setup, workdir)
         with contextlib.closing(evaluation_of(setup, config.eval.split)) as evaluation:
@@ -56,5 +61,5 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
             result: dict[str, Any] = {"step": step, "rows": rows, **evaluation.everyone(workdir, weights)}
     if jax.process_index() == 0:
         replace_text(workdir / "evaluation.json", json.dumps(result, indent=2) + "\n")
-        log.info("step %d, written to %s", step, workdir / "evaluation.json")
+        log.info("wrote the evaluation of step %d to %s", step, workdir / "evaluation.json")
     return rows

@@ -1,9 +1,9 @@
-"""`--mode=export`: a run's policies as folders that transformers and peft load.
+"""`--mode=export`: export policies for transformers and peft.
 
 python launch.py --workdir=runs/mine --mode=export
 
-<workdir>/export/<policy>/           config, weights and tokenizer; a LoRA adapter is merged into them
-<workdir>/export/<policy>-adapter/   the adapter alone, in PEFT's layout
+<workdir>/export/<policy>/           config, weights with merged LoRA adapter, and tokenizer
+<workdir>/export/<policy>-adapter/   the adapter alone, in PEFT's format
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def main(config: ConfigDict, workdir: Path) -> list[Path]:
-    """Writes every policy of the checkpoint that `eval.step` names (the newest by default)."""
+    """Export every policy of the checkpoint named by `eval.step`, by default the newest."""
     setup = setups.make(config, workdir=workdir)
     if setup.algorithm.verifies:
-        raise RunError(f"{workdir} is a verifier, whose head has no place in these folders; see --mode=serve_reward")
+        raise RunError(f"{workdir} is a verifier, but its head cannot be exported; use --mode=serve_reward")
     with jax.set_mesh(setup.mesh):
         step, weights = restore_weights(setup, workdir, config.eval.step)
         written = []
@@ -37,12 +37,19 @@ def main(config: ConfigDict, workdir: Path) -> list[Path]:
             for index, name in enumerate(backbone.policies):
                 written += write_policy(workdir / "export" / name, backbone, weights[backbone.name], index)
     for folder in written:
-        log.info("step %d: %s", step, folder)
+        log.info("exported step %d to %s", step, folder)
     return written
 
 
 def write_policy(folder: Path, backbone: Backbone, weights: dict, index: int) -> list[Path]:
-    """Writes one policy of a model, the adapter of this number or all weights; the folders that were written."""
+    """Export one policy of a model and return the new folders.
+
+    Args:
+        folder: Target folder.
+        backbone: The model.
+        weights: Its weights.
+        index: Index of the policy, which selects its adapter.
+    """
     params, written = weights["model"], []
     if "adapters" in weights:
         spec = backbone.policy.lora

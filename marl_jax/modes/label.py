@@ -1,14 +1,16 @@
-"""`--mode=label`: answers to a task's questions, sampled from the untuned model and labelled by the task's verifier.
+"""`--mode=label`: sample completions from the untrained model and label them.
 
     python launch.py --config=experiments/verifier.py --mode=label --workdir=runs/labels
 
     <workdir>/labelled/train.jsonl, validation.jsonl, test.jsonl   see `marl_jax/rollouts/labelled.py`
-    <workdir>/labelled/summary.json                                right and wrong answers, and what can be balanced
+    <workdir>/labelled/summary.json                                number of correct and wrong completions
 
-The first `algo.questions` questions of the train part, in the order of the seed, and `algo.held_out` of each other part
-get `algo.samples` answers each. Questions are written as they are done; the same command continues behind the last one,
-and a file that is whole is left alone. The model is the one whose answers the verifier will judge, because a verifier
-of another model's answers learns little; `model.init_from` takes that of a run.
+Samples `algo.samples` completions for each of the first `algo.questions` questions of the train split, in the order of
+the seed, and of `algo.held_out` questions of the other splits. The verifier of the task labels them. Questions are
+written as they are finished, and running the same command again continues after the last one.
+
+The model should be the one that the trained verifier will judge, because it learns little from completions of another
+model. `model.init_from` loads a trained one.
 """
 
 from __future__ import annotations
@@ -46,10 +48,10 @@ log = logging.getLogger(__name__)
 
 
 def main(config: ConfigDict, workdir: Path) -> dict[str, Any]:
-    """Labels every part as far as it is not; the summary."""
+    """Label the remaining questions of every split and return a summary."""
     setup = setups.make(config, workdir=workdir)
     if not isinstance(setup, TaskSetup) or not setup.algorithm.verifies:
-        raise ConfigError([f"config.algo.name is {config.algo.name!r}; accepted with --mode=label: verifier"])
+        raise ConfigError([f"config.algo.name is {config.algo.name!r}, but must be 'verifier' for --mode=label"])
     folder = workdir / verifier.FOLDER
     with workdir_lock(workdir), GracefulStop() as stop, contextlib.closing(setup), jax.set_mesh(setup.mesh):
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,32 +61,32 @@ def main(config: ConfigDict, workdir: Path) -> dict[str, Any]:
             for part in SPLITS:
                 labeller.label(folder / f"{part}.jsonl", part, stop)
         if stop.asked:
-            log.info("stopped by %s; the same command continues from there", stop.name)
+            log.info("stopped by %s; run the same command to continue", stop.name)
             return {}
     return summarise(config, folder)
 
 
 def summarise(config: ConfigDict, folder: Path) -> dict[str, Any]:
-    """How many answers are right and what can be balanced, of every part; also written to a file."""
-    found = {}
+    """Count correct and balanced completions of every split, and write the counts to a file."""
+    summary = {}
     for part in SPLITS:
         questions = labelled.read_file(folder / f"{part}.jsonl")[1]
         sampled = [answer for question in questions for answer in question.answers if not answer.gold]
         chosen = verifier.choose(config, questions)
-        found[part] = {
+        summary[part] = {
             "sampled": len(sampled),
             "failed": sum(question.failed for question in questions),
             "sampled_right": sum(answer.right for answer in sampled),
             **chosen.counts,
         }
-        words = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in found[part].items())
+        words = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in summary[part].items())
         log.info("%s, with algo.balanced %s: %s", part, config.algo.balanced, words)
-    replace_text(folder / "summary.json", json.dumps(found, indent=2) + "\n")
-    return found
+    replace_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary
 
 
 class Labeller:
-    """Samples and labels; the sampler starts with the first question that has to be answered."""
+    """Samples and labels completions; starts the sampler when it is first needed."""
 
     def __init__(self, setup: TaskSetup):
         self._setup, self._config = setup, setup.config
@@ -101,12 +103,12 @@ class Labeller:
                 runner.close()
 
     def label(self, path: Path, part: str, stop: GracefulStop) -> None:
-        """Writes the questions of a part that its file does not have yet."""
+        """Label the questions of a split that its file does not have yet."""
         algo = self._config.algo
         examples = self._setup.task.examples(part)
         wanted = min(verifier.wanted(self._config, part), len(examples))
         if not wanted:
-            raise RunError(f"the task {self._config.task.name} has no examples in the part {part!r}")
+            raise RunError(f"the task {self._config.task.name} has no examples in the split {part!r}")
         header = self._header(part, wanted, examples)
         done = _begin(path, header)
         if done >= wanted:
@@ -141,28 +143,31 @@ class Labeller:
         self._gold_runner = setup.runner(c.rollout.temperature, c.seed, speakers=speakers)
 
     def _questions(self, part: str, places: Sequence[int], examples: Sequence[Any]) -> list[Question]:
-        """Some questions with their answers, and the gold solutions of those that have fewer right than wrong ones."""
+        """Sample and label completions of some questions.
+
+        Questions with fewer correct than wrong completions also get their gold solution.
+        """
         step, samples = SPLITS.index(part), self._config.algo.samples
         assert self._runner is not None and self._gold_runner is not None
         jobs = [Job(step, place, k, examples[place]) for place in places for k in range(samples)]
         episodes = self._runner.play(jobs)
         if all(episode.failed for episode in episodes):
             raise RunError(f"all {len(episodes)} episodes failed; the first: {episodes[0].error}")
-        found = []
+        questions = []
         for i, place in enumerate(places):
             own = [e for e in episodes[i * samples : (i + 1) * samples] if not e.failed]
             answers = tuple(LabelledCompletion(_reply(e), _succeeded(e)) for e in own)
             messages = _messages(own[0]) if own else ()
-            found.append(Question(f"{part}/{place}", messages, answers, failed=samples - len(own)))
+            questions.append(Question(f"{part}/{place}", messages, answers, failed=samples - len(own)))
             self._learn_gold(own, examples[place])
-        few = [i for i, q in enumerate(found) if 2 * sum(a.right for a in q.answers) < len(q.answers)]
+        few = [i for i, q in enumerate(questions) if 2 * sum(a.right for a in q.answers) < len(q.answers)]
         played = self._gold_runner.play([Job(step, places[i], -1, examples[places[i]]) for i in few])
         for i, episode in zip(few, played, strict=True):
             if not episode.failed and _succeeded(episode):
                 gold = LabelledCompletion(_reply(episode), True, gold=True)
-                found[i] = dataclasses.replace(found[i], answers=(*found[i].answers, gold))
+                questions[i] = dataclasses.replace(questions[i], answers=(*questions[i].answers, gold))
         self._known.forget()
-        return found
+        return questions
 
     def _learn_gold(self, episodes: Sequence[Episode], example: Any) -> None:
         gold = self._setup.task.gold_reply(example)
@@ -184,33 +189,33 @@ class Labeller:
 
 
 class KnownAnswers:
-    """A sampler whose answers are known beforehand, by the tokens of the prompt; no answer where it knows none."""
+    """A sampler that returns known completions by prompt, or empty ones for unknown prompts."""
 
     def __init__(self):
         self._answers: dict[tuple[int, ...], list[int]] = {}
 
     def learn(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """What to answer to a prompt."""
+        """Set the completion of a prompt."""
         self._answers[tuple(prompt)] = list(answer)
 
     def forget(self) -> None:
-        """Forgets all answers."""
+        """Forget all completions."""
         self._answers.clear()
 
     async def answer(self, ids, sampling, policy=0, n=1, deadline=None) -> list[KnownAnswer]:
-        """As a `Sampler` does."""
+        """Return n copies of the known completion; see `Sampler.answer`."""
         tokens = self._answers.get(tuple(ids), [])
         zeros = np.zeros((len(tokens),), np.float32)
         known = KnownAnswer(np.asarray(tokens, np.int32), zeros, "stop" if tokens else "unknown", zeros.astype(int))
         return [known] * n
 
     def set_weights(self, policy: int, weights: Any, version: int) -> None:
-        """It has none."""
+        """Ignore new weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KnownAnswer:
-    """An answer of `KnownAnswers`."""
+    """A completion of `KnownAnswers`."""
 
     tokens: np.ndarray
     logps: np.ndarray
@@ -219,7 +224,13 @@ class KnownAnswer:
 
 
 def _begin(path: Path, header: dict[str, Any]) -> int:
-    """Opens a file for more questions: how many it has. What was cut short is dropped, other settings are refused."""
+    """Prepare a file for more questions and return how many it has.
+
+    An incomplete last line is removed.
+
+    Raises:
+        RunError: If the file was labelled with other settings.
+    """
     if not path.exists() or b"\n" not in path.read_bytes():
         replace_text(path, json.dumps(header, ensure_ascii=False) + "\n")
         return 0
@@ -227,8 +238,8 @@ def _begin(path: Path, header: dict[str, Any]) -> int:
     for name in before.keys() | header.keys():
         if name != "questions" and before.get(name) != header.get(name):
             raise RunError(
-                f"{path} was labelled with {name} {before.get(name)!r}, and it is {header.get(name)!r} now; choose "
-                "another --workdir, or remove the file"
+                f"{path} was labelled with {name} {before.get(name)!r}, but it is {header.get(name)!r} now; use "
+                "another --workdir or remove the file"
             )
     header = {**header, "questions": max(header["questions"], before["questions"])}
     data = path.read_bytes()
@@ -244,18 +255,18 @@ def _succeeded(episode: Episode) -> bool:
 
 
 def _reply(episode: Episode) -> str:
-    """The answer of an episode; a task that asks more than once has no single one."""
+    """Return the completion of an episode, which must have a single turn."""
     if len(episode.chats) != 1 or len(episode.chats[0].said) != 1:
         raise RunError(
-            "the task had more than one turn or chat in an episode, and a verifier judges one answer; set its params "
-            "so that each question is answered once"
+            "an episode of the task has several turns or conversations, but a verifier judges one completion; change "
+            "task.params so that each question is answered once"
         )
     said = episode.chats[0].said[0]
     return said.replies[said.kept or 0].text
 
 
 def _messages(episode: Episode) -> tuple[dict[str, str], ...]:
-    """What was asked, as messages."""
+    """Return the messages of the prompt."""
     chat = episode.chats[0]
     system = [] if chat.system is None else [{"role": "system", "content": chat.system}]
     return (*system, {"role": "user", "content": chat.said[0].text})

@@ -1,9 +1,9 @@
-"""A person plays in the terminal, against bots or checkpoints, and sees what the model sees.
+"""`--mode=play`: play in the terminal against bots or checkpoints.
 
     python launch.py --mode=play --config=experiments/tic_tac_toe_selfplay.py --config.play.opponent=minimax
-    python launch.py --mode=play --workdir=runs/mine                    # against the run's newest checkpoint
+    python launch.py --mode=play --workdir=runs/mine                    # against the newest checkpoint
 
-Moves are typed as the model would write them. `prompt` prints the exact text that a model in this seat would read.
+Moves are typed as a model would write them. `prompt` prints the exact prompt of a model in the same seat.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from marl_jax.setup.weights import present_weights
 
 
 def main(config: ConfigDict, workdir: Path) -> State | Episode | None:
-    """`--mode=play`: the person sits in seat `play.seat` (-1: nobody, to watch), `play.opponent` in the others."""
+    """Play a game with the user in seat `play.seat` and `play.opponent` in the others."""
     check_reachable([config.play.opponent], "play.opponent")
     setup = setups.make(config, workdir=workdir)
     if isinstance(setup, TaskSetup):
@@ -39,7 +39,7 @@ def main(config: ConfigDict, workdir: Path) -> State | Episode | None:
             return task_terminal.play(setup, present_weights(setup, workdir)[1])
     seat = config.play.seat
     if not -1 <= seat < setup.game.n_players:
-        raise RunError(f"config.play.seat is {seat}, but must be 0 to {setup.game.n_players - 1}, or -1 to watch")
+        raise RunError(f"config.play.seat is {seat}, but must be from 0 to {setup.game.n_players - 1}, or -1 to watch")
     with jax.set_mesh(setup.mesh):
         alone = setup.game.n_players == 1 and seat == 0
         other, name = (
@@ -56,13 +56,21 @@ def main(config: ConfigDict, workdir: Path) -> State | Episode | None:
 
 
 def _opponent(name: str, setup: GameSetup, workdir: Path, temperature: float) -> tuple[Seat, str]:
-    """A bot by name (`bot`: the game's best), a run, a remote model, or for "" this run (random moves without one)."""
+    """Find an opponent and its name.
+
+    Args:
+        name: Bot ("bot" is the strongest one), folder of a run or remote model; "" for this run, or random moves if it
+            has no checkpoints.
+        setup: Parts of the run.
+        workdir: Folder of the run.
+        temperature: Sampling temperature.
+    """
     bots = bot_names(setup.game.name)
     if name == "":
         name = str(workdir) if (workdir / "checkpoints").is_dir() else "random"
-    found = contestants.find_contestant(bots[-1] if name == "bot" else name, setup)
-    if not isinstance(found.plays, SeatedTeam):
-        return found.plays, found.name
-    assert found.weights is not None
-    ready = found.plays.team.prepare_for_sampling(found.weights)
-    return PolicySeat(setup.game, found.plays, ready, temperature), found.name
+    opponent = contestants.find_contestant(bots[-1] if name == "bot" else name, setup)
+    if not isinstance(opponent.plays, SeatedTeam):
+        return opponent.plays, opponent.name
+    assert opponent.weights is not None
+    params = opponent.plays.team.prepare_for_sampling(opponent.weights)
+    return PolicySeat(setup.game, opponent.plays, params, temperature), opponent.name

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def main(workdir: Path) -> Path:
-    """Writes `report.html` into a run's folder."""
+    """Write `report.html` to the folder of a run."""
     workdir = Path(workdir)
     page = build(
         config=saved.load(workdir),
@@ -38,7 +38,7 @@ def main(workdir: Path) -> Path:
 
 
 def _first_stage(workdir: Path) -> list[str]:
-    """What the page says about the stage before a run: the same tables and curves, folded away."""
+    """Return the collapsed section of the first stage, with its tables and curves."""
     if not (workdir / "config.json").is_file():
         return []
     config = saved.load(workdir)
@@ -52,14 +52,14 @@ def _read_workflow(path: Path) -> str:
 
 
 def _matches(path: Path) -> Mapping:
-    """What `--mode=eval` wrote, {} if it did not, or if that is damaged."""
+    """Read the results of `--mode=eval`, or return {} if they are missing or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        matches = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError):
-        found = None
-    if found is None or not rows.is_matches(found):
-        log.warning("%s is damaged and left out; --mode=eval writes it again", path)
+        matches = None
+    if matches is None or not rows.is_matches(matches):
+        log.warning("%s is damaged and left out of the report; run --mode=eval to write it again", path)
         return {}
-    return found
+    return matches

@@ -1,11 +1,12 @@
-"""`--mode=serve`: models behind an OpenAI-compatible endpoint, and a page to look at runs and to play (docs/page.md).
+"""`--mode=serve`: serve models through an OpenAI-compatible API, with a web page.
 
     python launch.py --mode=serve --workdir=runs/mine                       # the policies of a run
     python launch.py --mode=serve --config.serve.models="('qwen2.5-0.5b-instruct','mine=runs/mine@best')"
     python launch.py --mode=serve --config.serve.runs="('runs',)"           # no models, only the page
 
-It listens on the loopback address; on any other, clients need the key in the environment variable that `serve.key_env`
-names. Sessions are written to `traces.jsonl` in the folder of the run. What a model can be: `served_models.py`.
+The page shows runs and lets users play (docs/page.md). The server listens on the loopback address. On other addresses
+clients need the key in the environment variable named by `serve.key_env`. Sessions are written to `traces.jsonl` in the
+folder of the run. See `marl_jax/setup/served_models.py` for the models that can be served.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ TRACES = "traces.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class ServedSamplers:
-    """All samplers of a server, paused and drained together."""
+    """All samplers of a server, which are paused and drained together."""
 
     sources: Sequence[ModelSource]
 
     def pause(self) -> None:
-        """As `BatcherThread.pause`."""
+        """Pause all samplers; see `BatcherThread.pause`."""
         self._each("pause")
 
     def resume(self) -> None:
-        """As `BatcherThread.resume`."""
+        """Resume all samplers; see `BatcherThread.resume`."""
         self._each("resume")
 
     def drain(self) -> None:
-        """As `BatcherThread.drain`."""
+        """Drain all samplers; see `BatcherThread.drain`."""
         self._each("drain")
 
     def _each(self, name: str) -> None:
@@ -63,12 +64,12 @@ class ServedSamplers:
 
 
 def main(config: ConfigDict, workdir: Path) -> None:
-    """Serves until SIGTERM or Ctrl-C, and then answers what is under way."""
-    keys, limits = http.read_settings(config.serve)  # what is refused is refused before models are loaded
+    """Serve until SIGTERM or Ctrl-C, then finish running requests."""
+    keys, limits = http.read_settings(config.serve)  # invalid settings fail before models are loaded
     folders = RunFolders([*([workdir] if (workdir / "config.json").is_file() else []), *config.serve.runs])
     if not serves_models(config, workdir):
         if config.serve.workers:
-            raise ConfigError([f"config.serve.workers is {config.serve.workers} without a model, but must be 0"])
+            raise ConfigError([f"config.serve.workers is {config.serve.workers}, but must be 0 without models"])
         page = Page(folders, GameLobby(find_offers({}, [])))
         app = http.application(page.routes(), keys=keys, limits=limits, open_paths=page.open_paths)
         return server.serve(app, **_settings(config))
@@ -89,17 +90,17 @@ def main(config: ConfigDict, workdir: Path) -> None:
 
 
 def serves_models(config: ConfigDict, workdir: Path) -> bool:
-    """Whether there are models to serve: named ones, a run's, or an experiment's where no runs are named to look at."""
+    """Return whether there are models to serve, rather than only runs to show."""
     return bool(config.serve.models) or not config.serve.runs or (workdir / "config.json").is_file()
 
 
 def _settings(config: ConfigDict) -> dict[str, Any]:
-    """Where to listen, and until when."""
+    """Return the address, the drain time and the startup callback of the server."""
 
-    def ready(url: str) -> None:
+    def log_page(url: str) -> None:
         log.info("page: %s/page/", url)
 
-    return dict(host=config.serve.host, port=config.serve.port, drain_seconds=config.serve.drain, on_ready=ready)
+    return dict(host=config.serve.host, port=config.serve.port, drain_seconds=config.serve.drain, on_ready=log_page)
 
 
 def make_endpoint(
@@ -110,16 +111,16 @@ def make_endpoint(
     folders: RunFolders | None = None,
     session_idle: float | None = None,
 ) -> Endpoint:
-    """The endpoint of all models of these sources, with the page of these runs and models beside it."""
-    found = {name: (source, model) for source in sources for name, model in source.models.items()}
+    """Build the endpoint of all models, including the web page."""
+    served = {name: (source, model) for source in sources for name, model in source.models.items()}
 
     async def reload(name: str, step: str) -> int:
-        source = found[name][0]
+        source = served[name][0]
         if source.reload is None:
-            raise RunError(f"the weights of {name!r} come from no run")
+            raise RunError(f"the weights of {name!r} cannot be reloaded because they are not from a run")
         return await asyncio.to_thread(source.reload, step)
 
-    models = {name: model for name, (_, model) in found.items()}
+    models = {name: model for name, (_, model) in served.items()}
     runs = [source.run for source in sources if source.run is not None]
     page = Page(folders or RunFolders([]), GameLobby(find_offers(models, runs)))
     return Endpoint(

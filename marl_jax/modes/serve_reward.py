@@ -1,4 +1,4 @@
-"""`--mode=serve_reward`: the verifier of a run as a server, until SIGTERM or Ctrl-C.
+"""`--mode=serve_reward`: serve a trained verifier over HTTP until SIGTERM or Ctrl-C.
 
     MARL_JAX_KEY=… python launch.py --mode=serve_reward --workdir=runs/verifier --config.serve.port=8000
 
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def main(config: ConfigDict, workdir: Path) -> None:
-    """Serves the checkpoint that `eval.step` names."""
+    """Serve the checkpoint named by `eval.step`."""
     keys, limits = http.read_settings(config.serve)
     if config.serve.workers:
-        raise ConfigError([f"config.serve.workers is {config.serve.workers}; --mode=serve_reward accepts 0"])
+        raise ConfigError([f"config.serve.workers is {config.serve.workers}, but must be 0 for --mode=serve_reward"])
     with open_scorer(workdir, config) as verifier:
         app = reward_app(
             verifier.scorer, model=verifier.model, version=verifier.version, step=verifier.step, keys=keys,

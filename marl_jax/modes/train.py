@@ -1,9 +1,8 @@
-"""The training loop: roll out, compute advantages, update, and now and then evaluate, save and report.
+"""Training loop: roll out, compute advantages, update, log, evaluate and save.
 
-Read `train` from top to bottom. What a run is made of comes from `setup`; how samples are gathered and what is
-learned from them is the algorithm's business (`marl_jax/algorithms`). Everything that must survive a stop is in the
-train states and the rollout's state, and all randomness comes from the seed and the number of the step, so a run that
-was interrupted anywhere continues exactly as if it had not been.
+`setup` builds the parts of a run, and the algorithm defines its rollout and loss (`marl_jax/algorithms`). Checkpoints
+contain the train states and the rollout state, and all randomness comes from the seed and the step, so an interrupted
+run continues exactly as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -38,20 +37,27 @@ from marl_jax.setup.trainer import Trainer
 log = logging.getLogger(__name__)
 
 Runs = tuple[tuple[ConfigDict, Path], ...]
-"""Configs of runs, each with its folder."""
+"""Configs of runs with their folders."""
 
 
 def train(config: ConfigDict, workdir: Path) -> None:
-    """Trains until `config.steps`, the stage before the run first; each from its newest checkpoint if it has one."""
+    """Train a run and its first stage, resuming each from its newest checkpoint."""
     with GracefulStop() as stop:
         _train_stages(config, workdir, stop)
 
 
 def _train_stages(config: ConfigDict, workdir: Path, stop: GracefulStop, after: Runs = ()) -> bool:
-    """Whether all steps are done; `after` are the runs that start from this one, with their folders."""
+    """Train a run after its first stage and return whether all steps are done.
+
+    Args:
+        config: Config of the run.
+        workdir: Folder of the run.
+        stop: Tells whether the user has stopped the run.
+        after: Runs that start from this one.
+    """
     stage, folder = stages.first_stage(config), workdir / stages.FOLDER
     if stage is not None and not _has_checkpoint(workdir) and not all_steps_done(folder, stage.steps, stage.stop_when):
-        setups.make(config, workdir=folder)  # what does not fit is refused before the first stage, not behind it
+        setups.make(config, workdir=folder)  # fail before the first stage, not after it
         log.info("first stage: %s, %d steps, in %s", stage.algo.name, stage.steps, folder)
         if not _train_stages(stage, folder, stop, ((config, workdir), *after)):
             return False
@@ -59,13 +65,13 @@ def _train_stages(config: ConfigDict, workdir: Path, stop: GracefulStop, after: 
     setup = setups.make(stages.started(config, workdir), workdir=workdir)
     with workdir_lock(workdir):
         if jax.process_index() == 0:
-            for waiting, place in after:  # so that the folder is that of a run, which can be resumed without its config
+            for waiting, place in after:  # so that the run can be resumed from its folder alone
                 write_config(waiting, place)
         return _train(setup, config, workdir, stop)
 
 
 def all_steps_done(workdir: Path, steps: int, stop_when: str = "") -> bool:
-    """Return whether the newest whole checkpoint of a run is of its last step, or met `stop_when`."""
+    """Return whether the newest complete checkpoint is the last one or met `stop_when`."""
     if not stages.has_begun(workdir):
         return False
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
@@ -84,11 +90,18 @@ def _has_checkpoint(workdir: Path) -> bool:
 
 
 def _train(setup: GameSetup | TaskSetup, given: ConfigDict, workdir: Path, stop: GracefulStop) -> bool:
-    """Train one stage; `given` is its config as the user has it, without the place of the stage before."""
+    """Train one stage and return whether all steps are done.
+
+    Args:
+        setup: Parts of the stage.
+        given: Config of the stage from the user, without the path of the stage before it.
+        workdir: Folder of the stage.
+        stop: Tells whether the user has stopped the run.
+    """
     config, main = setup.config, jax.process_index() == 0
     trainer = Trainer(setup)
     c = config.checkpoint
-    best_mode = c.best_mode if config.eval.every else "max"  # without evaluations, the best is that of training success
+    best_mode = c.best_mode if config.eval.every else "max"  # without evaluations, training success is used
     checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=best_mode)
     restored = trainer.restore(checkpoints)
     start = 0 if restored is None else restored.step
@@ -107,7 +120,7 @@ def _train(setup: GameSetup | TaskSetup, given: ConfigDict, workdir: Path, stop:
     log_start(setup, workdir, restored, monitor)
 
     evaluates_first = start == 0 and config.eval.every > 0
-    if evaluates_first or config.eval.every and not setup.host:  # tasks ask them at the first evaluation only
+    if evaluates_first or config.eval.every and not setup.host:  # tasks use opponents in the first evaluation only
         check_reachable(config.eval.opponents, "eval.opponents")
     evaluation, logged = evaluate.evaluation_of(setup), records.log_of(setup)
     if not finished:
@@ -126,17 +139,17 @@ def _train(setup: GameSetup | TaskSetup, given: ConfigDict, workdir: Path, stop:
         while step < config.steps and not (stopping or monitor.solved or failure):
             with trace.step(step):
                 clock, step_key = Clock(), trainer.step_key(step)
-                samples, found = trainer.rollout(step, clock)
-                found |= trainer.update(samples, step, monitor.lr_scale, clock)
+                samples, values = trainer.rollout(step, clock)
+                values |= trainer.update(samples, step, monitor.lr_scale, clock)
                 step += 1
 
                 if step == start + 1:
-                    warn_of_dropped(found.get("dropped_completions", 0.0))
-                alarms = monitor.observe(step, found)
-                report_update(events, step, found, setup.algo.guard_drop)
-                if found["skipped_in_a_row"] >= c.nan_limit:
-                    metrics.write(step, {**found, **clock.metrics(found)}, last=True)
-                    raise not_finite(step, found["skipped_in_a_row"], config.optim.lr)
+                    warn_of_dropped(values.get("dropped_completions", 0.0))
+                alarms = monitor.observe(step, values)
+                report_update(events, step, values, setup.algo.guard_drop)
+                if values["skipped_in_a_row"] >= c.nan_limit:
+                    metrics.write(step, {**values, **clock.metrics(values)}, last=True)
+                    raise not_finite(step, values["skipped_in_a_row"], config.optim.lr)
                 report_alarms(events, step, alarms if config.alarm != "off" else ())
                 reacts = bool(alarms) and config.alarm in ("rollback", "stop")
                 if reacts:
@@ -156,11 +169,11 @@ def _train(setup: GameSetup | TaskSetup, given: ConfigDict, workdir: Path, stop:
                 if logs.due(step):
                     with clock.phase("logs"):
                         logs.write(step, trainer.with_params(logged, step_key, step))
-                metrics.write(step, {**found, **clock.metrics(found)})
+                metrics.write(step, {**values, **clock.metrics(values)})
 
                 stopping = processes.anyone(stop.asked)
-                # A step whose update was skipped is no place to continue from.
-                wanted = checkpoints.due(step) and not found["skipped_in_a_row"]
+                # Do not save after a skipped update, to resume from a good one.
+                wanted = checkpoints.due(step) and not values["skipped_in_a_row"]
                 improves = checkpoints.improves(metric)
                 if not config.eval.every:
                     metric = monitor.state.mean_success
@@ -170,7 +183,7 @@ def _train(setup: GameSetup | TaskSetup, given: ConfigDict, workdir: Path, stop:
             trainer.finish(checkpoints, step)
         if stopping and step < config.steps:
             who = stop.name or "a signal to another process"
-            log.info("stopped at step %d by %s; the same command continues from there", step, who)
+            log.info("stopped at step %d by %s; run the same command to continue", step, who)
     if main:
         report.main(workdir)
     if monitor.nothing_learned and not stopping:
@@ -184,7 +197,7 @@ def _train(setup: GameSetup | TaskSetup, given: ConfigDict, workdir: Path, stop:
 
 
 def log_start(setup: Setup, workdir: Path, restored: Restored | None, monitor: Monitor) -> None:
-    """Log what is trained, and where a run continues or why it does not."""
+    """Log the models of a new run, or the step from which a run resumes."""
     config = setup.config
     if restored is None:
         for backbone in setup.backbones:
@@ -208,7 +221,11 @@ def react(
     events: Events,
     step: int,
 ) -> RunError | None:
-    """Stop or roll back after an alarm; the error, if any, is raised once the run is saved and reported."""
+    """Stop or roll back after an alarm.
+
+    Returns:
+        The error to raise after the run is saved and reported, if any.
+    """
     if alarm == "stop":
         return RunError(f"step {step}: {alarms[0].message} The run was stopped because alarm is 'stop'.")
     try:
@@ -219,14 +236,16 @@ def react(
 
 
 def warn_of_dropped(share: float) -> None:
-    """Says so where more than a few of the answers do not fit into their rows."""
+    """Warn if more than 5 % of the completions do not fit into their rows."""
     if share > 0.05:
         hint = "raise env.turn_tokens or env.history_tokens, or set them to 0"
-        log.warning("%.0f %% of the answers have no room in their rows and are not learned from; %s", 100 * share, hint)
+        log.warning(
+            "%.0f %% of the completions do not fit into their rows and are not trained on; %s", 100 * share, hint
+        )
 
 
 def not_finite(step: int, skipped: int, lr: float) -> RunError:
-    """Why a run ends whose last `skipped` updates were all skipped."""
+    """Return the error for a run with `skipped` skipped updates in a row."""
     return RunError(
         f"step {step}: the last {skipped:d} updates were not finite and were skipped; lower optim.lr (now {lr:g}) or "
         "optim.max_grad_norm"
@@ -234,6 +253,6 @@ def not_finite(step: int, skipped: int, lr: float) -> RunError:
 
 
 def best_metric(config: ConfigDict, rows: list[dict]) -> float | None:
-    """The metric by which the best checkpoint is kept."""
+    """Return the metric that selects the best checkpoint."""
     opponent, _, metric = config.checkpoint.best_metric.partition("/")
     return next((row.get(metric) for row in rows if row["opponent"] == opponent), None)

@@ -1,8 +1,7 @@
-"""From a config to the parts a run is made of. Nothing is trained here.
+"""Construction of a run from its config: algorithm, mesh, models, environment and rollout.
 
-parts.py   what every run has: algorithm, mesh, models with their policies, who sits where
-games.py   the parts of a run whose environment is a game
-tasks.py   the parts of a run whose environment is a host task
+`parts` has the parts of every run, `games` those of runs with a game, and `tasks` those of runs with a host task.
+Nothing is trained here.
 """
 
 from __future__ import annotations
@@ -27,11 +26,14 @@ def make(
     find: Find | None = None,
     workdir: Path | None = None,
 ) -> GameSetup | TaskSetup:
-    """Builds everything that a config names; what does not fit together is refused here, before anything compiles.
+    """Build the parts of a run and check that they fit together, before anything compiles.
 
-    devices  those of the mesh; None: all
-    find     from a model's config: its shape, the place of its weights, its tokenizer; None: `found`
-    workdir  of the run, where its checkpoints are and a rollout may keep what it needs to be repeated; None: nowhere
+    Args:
+        config: Config of the run.
+        devices: Devices of the mesh; None for all.
+        find: Maps the config of a model to its shape, the location of its weights and its tokenizer. Defaults to
+            `found`.
+        workdir: Folder of the run, with its checkpoints and the journal of its rollouts.
     """
     if config.task.name:
         return tasks.make(config, devices, find or found, workdir)

@@ -1,4 +1,4 @@
-"""The parts of a run whose environment is a game: rules, texts, opponents, curriculum and the jitted rollout."""
+"""Parts of a run with a game: rules, prompts, opponents, curriculum and jitted rollout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from models.tokenizers import Tokenizer
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class GameSetup(Setup):
-    """What a config stands for whose environment is a game."""
+    """Parts of a run with a game."""
 
     game: Game
 
@@ -47,29 +47,29 @@ class GameSetup(Setup):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The names of the seats."""
+        """Names of the seats."""
         return tuple(self.game.seat_names)
 
     @property
     def reshards(self) -> bool:
-        """Whether sampling and learning split the parameters differently."""
+        """Whether sampling and training shard the parameters differently."""
         return self.config.mesh.sampling != "same" and self.mesh.size > 1
 
     @property
     def parts(self) -> RunParts:
-        """What the algorithm builds its rollout from."""
+        """Parts that the algorithm builds its rollout from."""
         game = GameParts(self.game, self._rollout_arguments(), self._opponents, self._bot)
         return RunParts(self.config, self.algo, self.mesh, self.workdir, game=game)
 
     @property
     def rollout(self) -> JittedRollout:
-        """What gathers the samples, with a curriculum around it if there is one."""
+        """Source of the training samples, with the curriculum if it is enabled."""
         rollout, c = self.algorithm.rollout(self.parts), self.config.curriculum
         if not c.enabled:
             return cast(JittedRollout, rollout)
         rollout = cast(GameRollout, rollout)
         settings = {name: value for name, value in c.items() if name != "enabled"}
-        # Where games continue from rollout to rollout, those of the grade before are still ending after a change.
+        # If games continue in the next rollout, games of the previous difficulty level end after a change.
         wait = self.game.max_turns if rollout.games_go_on else 0
         return Curriculum(rollout, LadderRule(**settings, wait=wait))
 
@@ -93,7 +93,7 @@ class GameSetup(Setup):
         )
 
     def environment(self) -> dict[str, Any]:
-        """What a checkpoint must agree with to be continued."""
+        """Return the settings that must match to resume from a checkpoint."""
         c = self.config
         return {
             "env": c.env.to_dict(),
@@ -103,7 +103,7 @@ class GameSetup(Setup):
         }
 
     def _opponents(self) -> Opponents | None:
-        """Who sits opposite the learner; None where it only meets itself."""
+        """Build the opponents of the learner; None if it only plays itself."""
         o = self.config.opponents
         bots = [make_bot(self.game, name) for name in o.bots]
         sections = make_sections(self.config.rollout.num_envs, o.self_play_frac, bots, o.bot_frac)
@@ -112,14 +112,16 @@ class GameSetup(Setup):
         return Opponents(sections, o.pool_size, o.snapshot_every, o.prioritized)
 
     def _bot(self, name: str) -> Bot:
-        """Build a bot by its name, or the best one that the game has."""
+        """Build a bot by name; "" is the strongest one of the game."""
         return make_bot(self.game, name or bot_names(self.config.env.name)[-1])
 
     def seated(self, swapped: bool = False, best_of: int = 1) -> SeatedTeam:
-        """The team as a contestant of matches.
+        """Return the team as a contestant of matches.
 
-        swapped  every seat is played by whoever has the one after it
-        best_of  moves of which the best by value is played; 1: the policy's own
+        Args:
+            swapped: Whether every seat is played by the policy of the next seat.
+            best_of: Number of candidate moves from which the one with the highest value is played; 1 to play the
+                policy's move.
         """
         seating = self.seating.swapped() if swapped else self.seating
         best = BestOf(best_of, self.config.reward.agent) if best_of > 1 else None
@@ -127,7 +129,7 @@ class GameSetup(Setup):
 
     @property
     def history_turns(self) -> int:
-        """Answers after which a seat's conversation begins again; 0 where every prompt stands alone."""
+        """Number of completions after which a conversation restarts; 0 without conversations."""
         return self.config.env.history_turns if self.config.env.context == "history" else 0
 
 
@@ -137,7 +139,7 @@ def make(
     find: Find,
     workdir: Path | None = None,
 ) -> GameSetup:
-    """The parts of a run whose environment is a game; arguments as for `setup.make`."""
+    """Build the parts of a run with a game; see `setup.make` for the arguments."""
     mesh = meshes.make(config, devices)
     sample_mesh = meshes.for_sampling(mesh, config.mesh.sampling)
     check_batches(config, meshes.batch_shards(mesh), meshes.batch_shards(sample_mesh))
@@ -166,21 +168,21 @@ def _prompt(config: ConfigDict, game: Game, tokenizer: Tokenizer) -> Prompt:
 
 
 def _check_tokenizers(config: ConfigDict, backbones: tuple[Backbone, ...]) -> None:
-    """Refuses modes in which one model reads what was written for another, where their tokenizers differ."""
+    """Check that a central critic can read the prompts of all models."""
     if len({backbone.tokenizer.fingerprint for backbone in backbones}) == 1:
         return
-    words = ", ".join(f"{backbone.name} has that of {backbone.config.name}" for backbone in backbones)
+    names = ", ".join(f"{backbone.name}: {backbone.config.name}" for backbone in backbones)
     if settings_from(config.algo).critic == "central":
         raise ConfigError(
             [
-                "config.algo.critic is 'central', which reads the prompts of all seats, and the tokenizers of the "
-                f"policies differ ({words}), but must be 'head', 'separate', or models with one tokenizer"
+                "config.algo.critic is 'central' with policies that have different tokenizers "
+                f"({names}), but must be one of: head, separate"
             ]
         )
 
 
 def _check_positions(setup: GameSetup) -> None:
-    """Refuses models with a table of positions that is too short for what is read in one go."""
+    """Check that models with learned positions have enough of them."""
     problems = []
     for backbone in setup.backbones:
         known, needed = backbone.model.cfg.learned_positions, _longest(setup, backbone)
@@ -197,24 +199,24 @@ def _check_positions(setup: GameSetup) -> None:
 
 
 def _longest(setup: GameSetup, backbone: Backbone) -> int:
-    """Tokens of the longest text that a model reads in one go, padding included."""
-    policy, behind = backbone.policy, [backbone.row]
+    """Return the largest number of tokens that a model reads in one pass, including padding."""
+    policy, lengths = backbone.policy, [backbone.row]
     if setup.history_turns:
-        behind.append(History(setup.game, setup.team, setup.seating, setup.history_turns, 1).more_length)
+        lengths.append(History(setup.game, setup.team, setup.seating, setup.history_turns, 1).more_length)
     assert backbone.prompt is not None
     views = setup.game.n_players * backbone.prompt.opening_length if policy.critic == "central" else 0
-    return max(len(policy.prefix) + max(behind), row_length(views, 1))
+    return max(len(policy.prefix) + max(lengths), row_length(views, 1))
 
 
 def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> CompletionFormat:
-    """How the policies answer."""
+    """Return the completion format of the policies."""
     if config.rollout.completion == "constrained":
         names = [row[:n].tolist() for row, n in zip(prompt.action_ids, prompt.action_lengths, strict=True)]
         return Constrained(make_choices(names, tokenizer.eos_id), prompt.action_lengths)
     longest, limit = int(prompt.action_lengths.max()), config.rollout.max_new_tokens
     if longest > limit:
-        problem = f"config.rollout.max_new_tokens is {limit}, and the longest answer has {longest} tokens"
-        raise ConfigError([f"{problem}, but must be {longest} and more"])
+        problem = f"config.rollout.max_new_tokens is {limit}, but must be >= {longest}"
+        raise ConfigError([f"{problem}, the length of the longest move"])
     parse = make_parser(prompt.text.names, tokenizer.token_bytes(skip_special=True), prompt.text.marked)
     return FreeText(parse, prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, limit)
 

@@ -1,4 +1,4 @@
-"""What every run has, whatever its environment: algorithm, mesh, models with their policies, and who sits where."""
+"""Parts of every run: algorithm, mesh, models, policies and seating."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ from models.tokenizers import Tokenizer
 from models.weights.load import read_config
 
 Find = Callable[[ConfigDict], tuple[ModelConfig, str | None, Tokenizer]]
-"""From a model's config: its shape, the place of its weights, its tokenizer."""
+"""Maps the config of a model to its shape, the location of its weights and its tokenizer."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup(abc.ABC):
-    """The parts that do not depend on the environment. `GameSetup` and `TaskSetup` add theirs:
+    """Parts of a run; `GameSetup` and `TaskSetup` add those of their environment.
 
-    host                whether episodes run in Python on the host
-    parts               what the algorithm builds its rollout from
-    rollout             what gathers the samples
-    roles               the names of the seats
-    environment()             what a checkpoint must agree with to be continued
-    reshards            whether parameters are laid out for sampling by a program of their own
-    drawing             SVG of how an episode goes, "" where there is none
+    Attributes:
+        host: Whether episodes run in Python on the host.
+        config: Config of the run.
+        mesh: Device mesh for training.
+        team: Models and their policies.
+        seating: Policy or bot of every seat and turn.
+        algorithm: Algorithm named by `algo.name`.
+        workdir: Folder of the run, if any.
     """
 
     host: ClassVar[bool]
@@ -86,53 +87,59 @@ class Setup(abc.ABC):
 
     @functools.cached_property
     def algo(self) -> LearnerSettings:
-        """The settings of the algorithm."""
+        """Settings of the algorithm."""
         return self.algorithm.settings.from_config(self.config.algo)
 
     @property
     def sample_mesh(self) -> Mesh:
-        """The devices as they are arranged while answers are sampled."""
+        """Device mesh for sampling."""
         return meshes.for_sampling(self.mesh, self.config.mesh.sampling)
 
     @property
     def backbones(self) -> tuple[Backbone, ...]:
-        """The models of the team."""
+        """Models of the team."""
         return self.team.backbones
 
     @property
     def trained_backbones(self) -> tuple[Backbone, ...]:
-        """Those of them that learn."""
+        """Models with at least one policy that is trained."""
         return tuple(backbone for backbone in self.backbones if any(backbone.learns))
 
     @property
     def backbone(self) -> Backbone:
-        """The only model, for what works with one at a time."""
+        """The only model of the team; raises `ConfigError` if there are several."""
         backbone, *others = self.backbones
         if others:
             names = ", ".join(f"{backbone.name} ({backbone.config.name})" for backbone in self.backbones)
-            raise ConfigError([f"config.policies have models of their own: {names}; accepted here: one for all"])
+            raise ConfigError([f"config.policies have different models ({names}), but must share one model here"])
         return backbone
 
     def close(self) -> None:  # noqa: B027  # optional
-        """Ends what the parts have started."""
+        """Stop everything that the parts have started."""
 
     @property
     def learns(self) -> tuple[bool, ...]:
-        """For each policy, whether it does."""
+        """Whether each policy is trained."""
         return tuple(not self.config.policies[name].frozen for name in self.team.policies)
 
     def max_active_rows(self, backbone: Backbone, n: int, algo: LearnerSettings) -> int:
-        """How many of n rows are a model's own where all seats move equally often, if so many make a batch."""
+        """Return how many of n rows a model has if seats move equally often.
+
+        Returns n if that number does not divide into microbatches.
+        """
         learning = dict(zip(backbone.policies, backbone.learns, strict=True))
         n_seats = self.seating.n_seats
         policies = [self.seating.policies(seat) for seat in range(n_seats)]
-        seats = sum(any(learning.get(self.team.policies[p], False) for p in found) for found in policies)
+        seats = sum(any(learning.get(self.team.policies[p], False) for p in numbers) for numbers in policies)
         most = n * seats // n_seats
         parts = algo.minibatches * algo.grad_accum_steps * meshes.batch_shards(self.mesh)
         return n if most % parts else most
 
     def seat_labels(self) -> tuple[str, ...]:
-        """For each seat, who plays it: the name of the model, with that of the policy where there are several."""
+        """Return a label for the player of each seat.
+
+        The label is the name of the model, followed by that of the policy if there are several.
+        """
         several = len(self.team.policies) > 1
 
         def label(seat: int, name: str) -> str:
@@ -146,9 +153,9 @@ class Setup(abc.ABC):
 
 
 def models_of(config: ConfigDict) -> list[tuple[ConfigDict, tuple[str, ...]]]:
-    """The models of a run, each with the names of its policies.
+    """Return the config and policy names of every model of a run.
 
-    Policies without a model of their own are adapters on the experiment's model, or, without LoRA, copies of it.
+    Policies without a separate model are adapters on the run's model, or copies of it without LoRA.
     """
     table: dict[str, tuple[ConfigDict, tuple[str, ...]]] = {}
     for name, policy in config.policies.items():
@@ -168,11 +175,16 @@ def make_backbones(
     environment: Callable[[ModelConfig, Tokenizer], tuple[Any, dict[str, Any]]],
     workdir: Path | None = None,
 ) -> tuple[Backbone, ...]:
-    """The models of a run.
+    """Build the models of a run.
 
-    environment    from a model's shape and tokenizer: the prompts of the game (None without one), and the arguments of
-             `Policy` that depend on the environment
-    workdir  of the run, whose checkpoints may say where its models started
+    Args:
+        config: Config of the run.
+        algorithm: Algorithm of the run.
+        mesh: Device mesh for training.
+        find: Finds the shape, weights and tokenizer of a model.
+        environment: Maps the shape and tokenizer of a model to the prompts of the game (None for tasks) and to the
+            arguments of `Policy` that depend on the environment.
+        workdir: Folder of the run; its checkpoints may record the initial weights.
     """
     return tuple(
         _backbone(config, algorithm, number, chosen, names, mesh, find, environment, workdir)
@@ -222,21 +234,19 @@ def _backbone(
 
 
 def found(config: ConfigDict) -> tuple[ModelConfig, str | None, Tokenizer]:
-    """The shape of a model, the place of its weights and its tokenizer, fetched where they are missing."""
+    """Return the shape, weights location and tokenizer of a model; download missing files."""
     cfg, place = _model_config(config)
     return cfg, place, tokenizers.load(place or config.name)
 
 
 def _model_config(config: ConfigDict) -> tuple[ModelConfig, str | None]:
-    """The shape of the model and the place of its weights (None: from scratch)."""
+    """Return the shape of a model and the location of its weights, if any."""
     shape = config.shape.to_dict()
     if config.weights == "random":
         return dataclasses.replace(models.get(config.name).config, **shape), None
     if shape:
-        raise ConfigError(
-            [f"config.model.shape is {shape}, but the weights bring their own shape, but must be nothing"]
-        )
+        raise ConfigError([f"config.model.shape is {shape}, but must be empty unless model.weights is 'random'"])
     place = config.weights or fetch.ensure(config.name)
     if place is None:
-        raise ConfigError([f"config.model.weights is '', {config.name} has no published weights, but must be 'random'"])
+        raise ConfigError([f"config.model.weights is '', but must be 'random': {config.name} has no published weights"])
     return read_config(place), str(place)

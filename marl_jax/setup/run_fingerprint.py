@@ -1,6 +1,6 @@
-"""What a run is, as far as its checkpoints care: the part of a setup with which one must agree.
+"""Settings that must match before a run can use a checkpoint.
 
-To be continued it must agree in all of `run_fingerprint`; to be played, in models, rules and texts (`check_run`).
+To resume, all of `run_fingerprint` must match. To play or evaluate, models, rules and prompts must match (`check_run`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from envs.games.entry import GAMES
 from marl_jax.errors import RunError
 
-if TYPE_CHECKING:  # whoever builds these may ask for their identity
+if TYPE_CHECKING:  # these modules import this one
     from marl_jax.agents.team import Backbone
     from marl_jax.setup import Setup
 
 
 def run_fingerprint(setup: Setup) -> dict:
-    """What a checkpoint must agree with to be continued."""
+    """Return the settings that must match to resume from a checkpoint."""
     c = setup.config
     return {
         "models": {backbone.name: model_fingerprint(backbone) for backbone in setup.backbones},
@@ -33,10 +33,10 @@ def run_fingerprint(setup: Setup) -> dict:
 
 
 def model_fingerprint(backbone: Backbone) -> dict:
-    """The part of a run's identity that one model has.
+    """Return the settings of a model that must match to resume from a checkpoint.
 
-    Weights that are only read, as the base of adapters, are no part of a checkpoint. They go by the name of their
-    folder or file, not by where it lies, so that a run can go on after they were moved.
+    Frozen weights, such as the base of adapters, are not part of a checkpoint. They are identified by the name of their
+    folder or file without its path, so that a run can be resumed after they were moved.
     """
     return {
         "model": backbone.config.name,
@@ -51,10 +51,18 @@ def model_fingerprint(backbone: Backbone) -> dict:
 
 
 def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
-    """Raises `RunError` unless a checkpoint's "run" has the models, the rules and the texts of a setup.
+    """Check that a checkpoint has the same models, rules and prompts as a setup.
 
-    Levels and rewards may differ: a policy can be tried on levels of another size or kind, and what a game pays changes
-    neither its rules nor what is read.
+    Levels and rewards may differ: a policy can be evaluated on other levels, and rewards change neither the rules nor
+    the prompts.
+
+    Args:
+        run: Fingerprint in the checkpoint.
+        setup: Parts of the present run.
+        folder: Folder of the checkpoint, for the message.
+
+    Raises:
+        RunError: If they differ.
     """
 
     def differences(there: Mapping, here: Mapping, name: str):
@@ -73,9 +81,9 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
         problems.append(f"models are {', '.join(models)} there and {', '.join(backbones)} here")
     for name in (name for name in models if name in backbones and "models" in run):
         here = model_fingerprint(backbones[name])
-        if here["learns"] and not here["lora"]:  # all weights are in the checkpoint, wherever they came from
+        if here["learns"] and not here["lora"]:  # the checkpoint has all weights
             del here["weights"], here["init_from"]
-        elif here["weights"] == "random" and not here["init_from"]:  # made from the seed
+        elif here["weights"] == "random" and not here["init_from"]:  # initialized from the seed
             problems += differences(run, {"seed": setup.config.seed}, "config")
         problems += differences(models[name], here, f"models.{name}")
     for group in ("env", "task") if "env" in run or "task" in run else ():
@@ -89,4 +97,4 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
         every = dict.fromkeys([*there, *here])
         problems += differences({**every, **there}, {**every, **here}, "env.params")
     if problems:
-        raise RunError(f"the checkpoint in {folder} is of another run: {'; '.join(problems)}")
+        raise RunError(f"the checkpoint in {folder} is from another run: {'; '.join(problems)}")

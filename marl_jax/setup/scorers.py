@@ -1,9 +1,9 @@
-"""Verifiers of runs, ready to score.
+"""Trained verifiers for scoring, in this process or over HTTP.
 
 with open_scorer(Path("runs/verifier")) as verifier:
-    verifier.scorer([[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]])    # [0.97]
+    verifier.scorer([[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]])  # [0.97]
 with serve_beside(Path("runs/verifier")) as (url, version):
-    ...  # tasks of this process reach it with envs.tasks.scorer_client.ScorerClient(url, version)
+    ...  # tasks connect to it with envs.tasks.scorer_client.ScorerClient(url, version)
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Verifier:
-    """A verifier of a run: what scores, the name of its model, a checksum of its weights, the step they are of."""
+    """A verifier from a checkpoint.
+
+    Attributes:
+        scorer: Scores conversations.
+        model: Name of the model.
+        version: Checksum of the weights.
+        step: Step of the checkpoint.
+    """
 
     scorer: Scorer
     model: str
@@ -42,16 +49,21 @@ class Verifier:
 
 @contextlib.contextmanager
 def open_scorer(workdir: Path, config: ConfigDict | None = None) -> Iterator[Verifier]:
-    """The verifier of a run at the checkpoint that `eval.step` names; without a config, that of the folder.
+    """Load the verifier of a run from the checkpoint named by `eval.step`.
 
-    A checkpoint of another model or tokenizer than the config's is refused.
+    Args:
+        workdir: Folder of the run.
+        config: Config of the run. Defaults to the one in `workdir`.
+
+    Raises:
+        RunError: If the checkpoint has another model or tokenizer than the config.
     """
     if config is None:
         config = saved.read(workdir).unlock()
         load_plugins(config.plugins)
     setup = setups.make(config, workdir=workdir)
     if not setup.algorithm.verifies:
-        raise ConfigError([f"config.algo.name is {config.algo.name!r} in {workdir}, but must be verifier"])
+        raise ConfigError([f"config.algo.name is {config.algo.name!r} in {workdir}, but must be 'verifier'"])
     with contextlib.closing(setup), jax.set_mesh(setup.mesh):
         step, weights = restore_weights(setup, workdir, config.eval.step)
         backbone = setup.backbone
@@ -64,12 +76,14 @@ def open_scorer(workdir: Path, config: ConfigDict | None = None) -> Iterator[Ver
 
 @contextlib.contextmanager
 def serve_beside(workdir: Path, config: ConfigDict | None = None) -> Iterator[tuple[str, str]]:
-    """The verifier of a run behind HTTP on a free port of this machine, in this process: its address and version.
+    """Serve the verifier of a run over HTTP and yield its URL and version.
 
-    Tasks import no JAX, so they reach a verifier on the devices of their own run in the same way as any other. Who may
-    connect is this machine; its users need no key.
+    Tasks do not import JAX, so they use HTTP even for a verifier on the devices of their run. The server listens on a
+    free port of the loopback address and needs no key.
     """
-    with open_scorer(workdir, config) as found:
-        app = reward_app(found.scorer, model=found.model, version=found.version, step=found.step, keys=Keys.of(""))
+    with open_scorer(workdir, config) as verifier:
+        app = reward_app(
+            verifier.scorer, model=verifier.model, version=verifier.version, step=verifier.step, keys=Keys.of("")
+        )
         with server.in_thread(app) as url:
-            yield url, found.version
+            yield url, verifier.version

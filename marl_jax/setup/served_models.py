@@ -1,13 +1,13 @@
-"""The models that `--mode=serve` offers, each by its name: from runs, published weights, folders, files and adapters.
+"""Models of `--mode=serve`: runs, registered models, folders, files and adapters.
 
-    NAME=runs/mine            a run at its newest checkpoint (runs/mine@best, runs/mine@200); several policies are
-                              NAME/POLICY each
-    NAME=qwen2.5-0.5b-instruct    a registered model, fetched where its weights are missing
-    NAME=FOLDER, NAME=FILE.gguf   a Hugging Face folder or a GGUF file
-    NAME=MODEL+FOLDER             a PEFT adapter on one of these; adapters on one model share its weights
-    NAME=random:tiny              a registered model with random weights, for trying things out
+    NAME=runs/mine                run at its newest checkpoint, or runs/mine@best, runs/mine@200; a run with several
+                                  policies is served as NAME/POLICY
+    NAME=qwen2.5-0.5b-instruct    registered model, downloaded if necessary
+    NAME=FOLDER, NAME=FILE.gguf   Hugging Face folder or GGUF file
+    NAME=MODEL+FOLDER             PEFT adapter on one of these; adapters on one model share its weights
+    NAME=random:tiny              registered model with random weights, for tests
 
-Without `NAME=` the name is the last part of the place.
+Without `NAME=`, the name is the last part of the path.
 """
 
 from __future__ import annotations
@@ -55,10 +55,13 @@ RANDOM = "random:"
 
 @dataclasses.dataclass(eq=False)
 class ModelSource:
-    """Models that one sampler answers for.
+    """Models that share a sampler.
 
-    reload  from a step ("newest", "best" or a number) to the version from then on; None where there is none to read
-    run     where the models are the policies of a run, what it is made of
+    Attributes:
+        sampler: Generates the completions.
+        models: Models by name.
+        reload: Loads another checkpoint ("newest", "best" or a number) and returns its step; None without a run.
+        run: The run that the models are policies of, if any.
     """
 
     sampler: BatcherThread
@@ -69,14 +72,20 @@ class ModelSource:
 
 @dataclasses.dataclass(eq=False)
 class ServedRun:
-    """A run that is served: its parts, its folder, and the step that is served now."""
+    """A served run.
+
+    Attributes:
+        setup: Parts of the run.
+        workdir: Folder of the run.
+        step: Step of the weights that are served.
+    """
 
     setup: Setup
     workdir: Path
     step: int
 
     def weights(self) -> dict[str, dict]:
-        """The weights of that step, read again: a sampler keeps them in a form of its own."""
+        """Load the weights of the served step again; the sampler has them in another layout."""
         with jax.set_mesh(self.setup.mesh):
             if (self.workdir / "checkpoints").is_dir():
                 return restore_weights(self.setup, self.workdir, str(self.step))[1]
@@ -85,7 +94,13 @@ class ServedRun:
 
 @dataclasses.dataclass(frozen=True)
 class ModelPlace:
-    """An entry of `serve.models`: where a model comes from, and the PEFT adapter on it, or ""."""
+    """An entry of `serve.models`.
+
+    Attributes:
+        name: Name of the served model.
+        base: Run, registered model, folder or file.
+        adapter: Folder of a PEFT adapter, or "".
+    """
 
     name: str
     base: str
@@ -93,7 +108,7 @@ class ModelPlace:
 
     @classmethod
     def parse(cls, entry: str) -> ModelPlace:
-        """Reads one entry."""
+        """Parse an entry of `serve.models`."""
         name, equals, place = entry.rpartition("=")
         base, _, adapter = place.partition("+")
         name = name if equals else Path(adapter or base.removeprefix(RANDOM)).name.partition("@")[0]
@@ -103,12 +118,12 @@ class ModelPlace:
 
     @property
     def folder(self) -> Path:
-        """The place as a path, without a step."""
+        """Path of the base, without a step."""
         return Path(self.base.partition("@")[0]).expanduser()
 
     @property
     def is_run(self) -> bool:
-        """Whether it is the folder of a run, and not that of a model, which has a config.json too."""
+        """Whether the base is the folder of a run; model folders have a config.json too."""
         try:
             return "algo" in json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError):
@@ -116,14 +131,14 @@ class ModelPlace:
 
 
 def load_models(config: ConfigDict, workdir: Path) -> list[ModelSource]:
-    """What `serve.models` names, or else the policies of this run."""
+    """Load the models of `serve.models`, or by default the policies of this run."""
     if not config.serve.models:
         return [_own_run(config, workdir)]
     places = [ModelPlace.parse(entry) for entry in config.serve.models]
     names = [place.name for place in places]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            [f"config.serve.models has {', '.join(twice)} twice, but must be NAME=PLACE with other names"]
+            [f"config.serve.models has {', '.join(twice)} twice; give each a different name with NAME=PLACE"]
         )
     runs = [place for place in places if place.is_run]
     plain: dict[str, list[ModelPlace]] = {}
@@ -131,20 +146,20 @@ def load_models(config: ConfigDict, workdir: Path) -> list[ModelSource]:
         if place not in runs:
             plain.setdefault(place.base, []).append(place)
     share = config.sampling.memory_frac / (len(runs) + len(plain))
-    found: list[ModelSource] = []
+    sources: list[ModelSource] = []
     try:
         for place in runs:
-            found.append(_other_run(place, config, share))
+            sources.append(_other_run(place, config, share))
         for base, several in plain.items():
-            found.append(_plain(base, several, config, share))
+            sources.append(_plain(base, several, config, share))
     except BaseException:
-        close_all(found)
+        close_all(sources)
         raise
-    return found
+    return sources
 
 
 def close_all(sources: Sequence[ModelSource]) -> None:
-    """Ends the samplers."""
+    """Stop the samplers."""
     for source in sources:
         source.sampler.close()
 
@@ -163,7 +178,7 @@ def _own_run(config: ConfigDict, workdir: Path) -> ModelSource:
 def _other_run(place: ModelPlace, config: ConfigDict, share: float) -> ModelSource:
     step = place.base.partition("@")[2] or "newest"
     if not STEP.holds(step):
-        raise ConfigError([f"config.serve.models has {place.base!r}, but must be FOLDER@STEP with {STEP.accepted}"])
+        raise ConfigError([f"config.serve.models has {place.base!r}, but its step must be {STEP.accepted}"])
     other = saved.read(place.folder).unlock()
     load_plugins(other.plugins)
     other.mesh, other.distributed = config.mesh, config.distributed
@@ -195,12 +210,12 @@ def _served_run(
         run.step = number
         return number
 
-    def voice_of(policy: int) -> tuple[Tokenizer, int]:
+    def tokenizer_of(policy: int) -> tuple[Tokenizer, int]:
         backbone = setup.backbones[int(setup.team.backbone_of(policy))]
         return backbone.tokenizer, backbone.model.cfg.vocab_size
 
     served = {
-        name: _served(name, sampler, *voice_of(policy), config, limit, policy) for policy, name in enumerate(names)
+        name: _served(name, sampler, *tokenizer_of(policy), config, limit, policy) for policy, name in enumerate(names)
     }
     return ModelSource(sampler, served, reload, run)
 
@@ -223,7 +238,7 @@ def _served(
 
 
 def _plain(base: str, places: Sequence[ModelPlace], config: ConfigDict, share: float) -> ModelSource:
-    """A model and the adapters on it."""
+    """Load a model that is not from a run, and its adapters."""
     chosen = _model_fields(base, config)
     cfg, weights, tokenizer = setups.found(chosen)
     mesh = local_mesh(meshes.for_sampling(meshes.make(config), config.mesh.sampling))
@@ -237,7 +252,7 @@ def _plain(base: str, places: Sequence[ModelPlace], config: ConfigDict, share: f
         try:
             batcher = Batcher(engine, tokenizer=tokenizer, **_settings(config, limit, share))
         except ValueError as error:
-            raise RunError(f"the sampler of {base} cannot be made: {error}") from error
+            raise RunError(f"cannot create the sampler of {base}: {error}") from error
         if jax.default_backend() != "cpu":
             batcher.compile()
         sampler = BatcherThread(batcher)
@@ -249,20 +264,20 @@ def _plain(base: str, places: Sequence[ModelPlace], config: ConfigDict, share: f
 
 
 def _model_fields(base: str, config: ConfigDict) -> ConfigDict:
-    """The fields of a model by its place; arithmetic as for the run's own model."""
+    """Return the config of a model, with the dtype of the run."""
     name = base.removeprefix(RANDOM)
     registered = name.lower() in models.names() or name.lower() in models.ALIASES
     if registered:
         return run_fields.group("model", name=name, weights="random" if base != name else "", dtype=config.model.dtype)
     if base != name or not Path(name).expanduser().exists():
         near = ", ".join(models.names()[:4])
-        accepted = f"the folder of a run or a model, a GGUF file, or a registered model ({near} …)"
-        raise ConfigError([f"config.serve.models has {base!r}, which is not there, but must be {accepted}"])
+        accepted = f"the folder of a run or model, a GGUF file, or a registered model such as {near}"
+        raise ConfigError([f"config.serve.models has {base!r}, but must be {accepted}"])
     return run_fields.group("model", weights=str(Path(name).expanduser()), dtype=config.model.dtype)
 
 
 def _params(model, place: str | None, dtype, mesh: Mesh | None, seed: int) -> dict:
-    """The parameters as they are stored, or random ones, in the dtype of the arithmetic."""
+    """Load or initialize the parameters in the dtype of the computation."""
     shardings = None if mesh is None else param_shardings(mesh, model.axes(), model.abstract(dtype))
     if place is not None:
         return load(place, model.cfg, dtype, shardings)[1]
@@ -270,15 +285,15 @@ def _params(model, place: str | None, dtype, mesh: Mesh | None, seed: int) -> di
 
 
 def _adapters(places: Sequence[ModelPlace], cfg: ModelConfig) -> dict[str, Any]:
-    """The adapters of these places as a stack, those without one switched off; {} where none has one."""
-    found = [peft.load(place.adapter, cfg) if place.adapter else None for place in places]
-    ranks = [ab["a"].shape[-1] for one in found if one is not None for ab in one.weights.values()]
+    """Stack the adapters, with zeros for entries without one; {} if no entry has one."""
+    loaded = [peft.load(place.adapter, cfg) if place.adapter else None for place in places]
+    ranks = [ab["a"].shape[-1] for one in loaded if one is not None for ab in one.weights.values()]
     if not ranks:
         return {}
-    targets = [t for t in lora.TARGETS if any(one is not None and t in one.weights for one in found)]
-    stack = lora.init(cfg, jax.random.key(0), len(found), max(ranks), targets)
-    stack, scale = jax.tree.map(jnp.zeros_like, stack), jnp.zeros((len(found),), jnp.float32)
-    for i, one in enumerate(found):
+    targets = [t for t in lora.TARGETS if any(one is not None and t in one.weights for one in loaded)]
+    stack = lora.init(cfg, jax.random.key(0), len(loaded), max(ranks), targets)
+    stack, scale = jax.tree.map(jnp.zeros_like, stack), jnp.zeros((len(loaded),), jnp.float32)
+    for i, one in enumerate(loaded):
         if one is not None:
             stack, scale = peft.put(stack, scale, i, one)
     return dict(adapters=stack, lora_scale=scale)

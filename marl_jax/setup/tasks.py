@@ -1,4 +1,4 @@
-"""The parts of a run whose environment is a host task: the task, its speakers, their sampler and the host rollout."""
+"""Parts of a run with a host task: task, sampler, episode runner and rollout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ JOURNAL = "journal"
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TaskSetup(Setup):
-    """What a config stands for whose environment is a task."""
+    """Parts of a run with a host task."""
 
     task: Task
 
@@ -49,28 +49,28 @@ class TaskSetup(Setup):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The names of the seats."""
+        """Names of the seats."""
         return tuple(self.task.roles)
 
     @functools.cached_property
     def evaluated_task(self) -> Task:
-        """The task as evaluations play it."""
+        """Task for evaluations."""
         return self.task.for_evaluation()
 
     @property
     def drawing(self) -> str:
-        """The workflow of a task that has one of several turns."""
+        """SVG of the workflow if it has several turns, or ""."""
         workflow = self.task.graph
         return draw(workflow) if workflow is not None and len(workflow.steps) > 1 else ""
 
     @property
     def process(self) -> tuple[int, int]:
-        """The number of this process, and how many there are."""
+        """Index of this process and number of processes."""
         return jax.process_index(), jax.process_count()
 
     @functools.cached_property
     def sampler(self) -> TeamSampler:
-        """What answers, in this process."""
+        """Sampler of this process."""
         c = self.config
         return TeamSampler(
             self.team,
@@ -85,50 +85,55 @@ class TaskSetup(Setup):
 
     @property
     def parts(self) -> RunParts:
-        """What the algorithm builds its rollout from."""
+        """Parts that the algorithm builds its rollout from."""
         tokenizers = [backbone.tokenizer for backbone in self.backbones]
         task = TaskParts(self._rollout_arguments, self.process, self.place, tokenizers)
         return RunParts(self.config, self.algo, self.mesh, self.workdir, task=task)
 
     @property
     def rollout(self) -> Rollout:
-        """What gathers the samples."""
+        """Source of the training samples."""
         return self.algorithm.rollout(self.parts)
 
     def close(self) -> None:
-        """Ends the sampler, where there is one."""
+        """Stop the sampler if it has been started."""
         if "sampler" in vars(self):
             self.sampler.close()
 
     @property
     def place(self) -> Callable[[Samples], Samples]:
-        """Puts the samples of this process on the mesh, among those of all."""
+        """Function that places the samples of this process on the mesh."""
         return functools.partial(place, self.mesh)
 
     def speakers(self, temperature: float) -> list[Speaker]:
-        """The policies by their numbers, as episodes reach them."""
-        c, found = self.config.task, []
+        """Return a speaker for each policy, in order."""
+        c, speakers = self.config.task, []
         for number, name in enumerate(self.team.policies):
             backbone = next(b for b in self.backbones if name in b.policies)
             sampling = Sampling(temperature, max_new_tokens=c.max_new_tokens)
             learner = number if self.learns[number] else -1
-            found.append(
+            speakers.append(
                 Speaker(self.sampler, backbone.tokenizer, sampling, c.max_length, number, backbone.name, learner)
             )
-        return found
+        return speakers
 
     def runner(
         self, temperature: float, seed: int, candidates: int = 1, task: Task | None = None, **changes: Any
     ) -> EpisodeRunner:
-        """What plays episodes of the task, or of another form of it.
+        """Build a runner for episodes of the task.
 
-        changes  arguments of `EpisodeRunner`, such as other speakers
+        Args:
+            temperature: Sampling temperature.
+            seed: Random seed.
+            candidates: Number of completions per turn.
+            task: Another variant of the task, such as `evaluated_task`.
+            **changes: Other arguments of `EpisodeRunner`, such as `speakers`.
         """
         c, task = self.config.task, task or self.task
         try:
             task.prepare()
         except RuntimeError as error:
-            raise RunError(f"the task {c.name} cannot run here: {error}") from error
+            raise RunError(f"the task {c.name} cannot run on this machine: {error}") from error
         settings: dict[str, Any] = dict(
             speakers=self.speakers(temperature),
             seating=self.seating.resized(len(task.roles)).policy_at,
@@ -142,14 +147,15 @@ class TaskSetup(Setup):
         return EpisodeRunner(task, **settings | changes)
 
     def _rollout_arguments(self, samples: int = 1, candidates: int = 1) -> dict[str, Any]:
-        """Return the arguments of the rollout of a task.
+        """Return the arguments of `HostRollout`.
 
-        samples     episodes of each example
-        candidates  answers to each turn
+        Args:
+            samples: Number of episodes per example.
+            candidates: Number of completions per turn.
         """
         c, count = self.config, jax.process_count()
         if c.task.n_episodes % (samples * count):
-            what = f"samples of an example x processes = {samples * count}"
+            what = f"episodes per example x processes = {samples * count}"
             raise ConfigError([not_divisible("task.n_episodes", c.task.n_episodes, samples * count, what)])
         parts = batches.parts(c) * meshes.batch_shards(self.mesh)
         return dict(
@@ -168,14 +174,14 @@ class TaskSetup(Setup):
         )
 
     def environment(self) -> dict[str, Any]:
-        """What a checkpoint must agree with to be continued."""
+        """Return the settings that must match to resume from a checkpoint."""
         c = self.config.task
         known = {name: c[name] for name in ("name", "split", "n_episodes")}
         return {"task": known | {"params": c.params.to_dict(), "data": self.data}}
 
     @functools.cached_property
     def data(self) -> str:
-        """The examples that are trained on, by their number and a hash of their contents."""
+        """Number and hash of the training examples."""
         part = self.config.task.split
         examples = self.task.examples(part)
         return f"{len(examples)} examples of {part}, sha256 {fingerprint_of(examples)[:16] or 'unknown'}"
@@ -187,7 +193,7 @@ def make(
     find: Find,
     workdir: Path | None = None,
 ) -> TaskSetup:
-    """The parts of a run whose environment is a task; arguments as for `setup.make`."""
+    """Build the parts of a run with a task; see `setup.make` for the arguments."""
     mesh = meshes.make(config, devices)
     _check_sizes(config, mesh)
     algorithm = ALGORITHMS.get(config.algo.name)
@@ -195,17 +201,15 @@ def make(
     task = TASKS.get(config.task.name)(**config.task.params.to_dict())
     if not isinstance(task, Task):
         raise ConfigError(
-            [
-                f"config.task.name is {config.task.name!r}, which is no envs.tasks.task.Task, but must be a subclass of it"
-            ]
+            [f"config.task.name is {config.task.name!r}, but its class must be a subclass of envs.tasks.task.Task"]
         )
 
     def environment(cfg: ModelConfig, tokenizer: Tokenizer):
         if config.task.max_length > cfg.max_positions:
             raise ConfigError(
                 [
-                    f"config.task.max_length is {config.task.max_length}, and the model has "
-                    f"{cfg.max_positions} positions, but must be so many at most"
+                    f"config.task.max_length is {config.task.max_length}, but the model supports at most "
+                    f"{cfg.max_positions} positions"
                 ]
             )
         return None, dict(answers=free_text(tuple(tokenizer.stop_ids), config.task.max_new_tokens), on_host=True)
@@ -219,45 +223,41 @@ def make(
 
 
 def _fixed_shapes(config: ConfigDict) -> bool:
-    """Answers that do not depend on the load make resuming exact; on accelerators that is left to the user."""
+    """Return `sampling.fixed_shapes`; "auto" makes resuming exact on CPUs only."""
     if config.sampling.fixed_shapes != "auto":
         return config.sampling.fixed_shapes == "true"
     return jax.default_backend() == "cpu" and not config.rollout.in_flight_updates
 
 
 def _check_sizes(config: ConfigDict, mesh) -> None:
-    """Refuses what cannot be divided among processes and devices."""
+    """Check that batches divide among processes and devices."""
     count, num_shards = jax.process_count(), meshes.batch_shards(mesh)
     local = local_mesh(meshes.for_sampling(mesh, config.mesh.sampling))
     parts = 1 if local is None else meshes.batch_shards(local)
     problems = []
     if config.task.max_num_seqs % parts:
-        problems.append(
-            not_divisible("task.max_num_seqs", config.task.max_num_seqs, parts, "the devices that sample rows")
-        )
+        problems.append(not_divisible("task.max_num_seqs", config.task.max_num_seqs, parts, "the sampling shards"))
     if num_shards % count:
-        problems.append(
-            f"config.mesh splits a batch {num_shards} ways for {count} processes, but must be a multiple of these"
-        )
+        problems.append(f"config.mesh has {num_shards} batch shards, but must have a multiple of the {count} processes")
     if problems:
         raise ConfigError(problems)
 
 
 def _check_tokenizers(team: Team, seating: Seating, roles: Sequence[str]) -> None:
-    """Refuses policies of different tokenizers that take turns at one seat: they would continue one chat."""
+    """Check that policies that share a seat, and so a conversation, have the same tokenizer."""
     for seat, role in enumerate(roles):
         backbones = [team.backbones[int(team.backbone_of(policy))] for policy in seating.policies(seat)]
         if len({backbone.tokenizer.fingerprint for backbone in backbones}) > 1:
             names = ", ".join(backbone.config.name for backbone in backbones)
             raise ConfigError(
-                [f"config.agents gives {role} to models of different tokenizers ({names}), but must be one tokenizer"]
+                [f"config.agents assigns {role} to models with different tokenizers ({names}), but they must be equal"]
             )
 
 
 def _check_served(task: Task, seating: Seating) -> None:
-    """Refuses several policies for one role of a task whose roles are models of a server: a name is one policy."""
+    """Check that each role that is served under its name has one policy."""
     for seat, role in enumerate(task.roles):
         if task.serves and len(seating.policies(seat)) > 1:
             raise ConfigError(
-                [f"config.agents gives {role} to several policies, turn by turn; accepted for programs: one policy"]
+                [f"config.agents assigns {role} to several policies, but must assign it to one for this task"]
             )

@@ -91,23 +91,31 @@ def programs(setup: Setup, rollout, optimizer, states: dict[str, TrainState], ro
 def compile_ahead(
     setup: Setup, ahead: AotCompiler, matches, roll: Program, learn: AutoMicrobatch, played: tuple, states, key, step
 ):  # fmt: skip
-    """Begins to compile what the first step needs: it is there after the longest of them.
+    """Compile the first step's programs concurrently.
 
-    Begun in the order of need; on a GPU, where nothing is called before all are compiled, the update is begun first,
-    which takes longest.
+    They are started in the order in which they are needed. On a GPU, which waits for all of them, the update comes
+    first because it takes longest.
 
-    matches  begins to compile the evaluation before training; None: there is none
-    played   what the rollout is given: parameters and its state
+    Args:
+        setup: Parts of the run.
+        ahead: Compiles programs in the background.
+        matches: Starts to compile the evaluation before training; None if there is none.
+        roll: The rollout.
+        learn: The update.
+        played: Parameters and state for the rollout.
+        states: Train states.
+        key: Random key of the run.
+        step: First step.
     """
     step_key, everywhere = jax.random.fold_in(key, step), placement.replicated(setup.sample_mesh)
     rolled: list[Future] = []
-    with jax.set_mesh(setup.sample_mesh):  # as in the loop: where a key is made decides where it lies
+    with jax.set_mesh(setup.sample_mesh):  # as in the training loop, so that the key has the same sharding
         given = (*played, jax.random.fold_in(step_key, 0))
 
     def learned() -> tuple:
         with jax.set_mesh(setup.sample_mesh):
             samples = roll.jitted.eval_shape(*given)[0]
-        if everywhere.mesh.size > 1:  # the compiler has chosen
+        if everywhere.mesh.size > 1:  # chosen by the compiler
             shardings = rolled[0].result().output_shardings[0]
         else:
             shardings = jax.tree.map(lambda _: everywhere, samples)
@@ -124,7 +132,7 @@ def compile_ahead(
         with jax.set_mesh(setup.mesh):
             learn.compile_ahead(ahead, learned)
 
-    waits = jax.default_backend() == "gpu"  # where the compiler times kernels, which nothing else should slow down
+    waits = jax.default_backend() == "gpu"  # its compiler times kernels, which other work would slow down
     order = (begin_update, begin_playing) if waits and everywhere.mesh.size == 1 else (begin_playing, begin_update)
     for begin in order:
         begin()
@@ -133,12 +141,12 @@ def compile_ahead(
 
 
 def arrays(rollout, rollout_state: Any) -> Any:
-    """Return the arrays of a rollout state. A host rollout has none: its state is a JSON value."""
+    """Return the arrays of a rollout state; the state of a host rollout has none."""
     return rollout_state if rollout.jitted else {}
 
 
 def saved(states: dict[str, TrainState], rollout_state: Any) -> dict:
-    """What a checkpoint holds; weights that are only read come from where they came from at first."""
+    """Return the contents of a checkpoint; frozen weights are loaded from their source instead."""
     learning = {name: state for name, state in states.items() if state.trained}
     fields = ("trained", "optimizer", "skipped", "averages", "lr_factor")
     state = {field: {name: getattr(one, field) for name, one in learning.items()} for field in fields}
@@ -148,7 +156,7 @@ def saved(states: dict[str, TrainState], rollout_state: Any) -> dict:
 
 
 def resumed(states: dict[str, TrainState], state: dict) -> tuple[dict[str, TrainState], Any]:
-    """Train states and the rollout's state from what a checkpoint held."""
+    """Return the train states and rollout state of a checkpoint."""
     fields = [field for field in state if field != "rollout"]
     again = {
         name: dataclasses.replace(one, **{field: state[field][name] for field in fields})

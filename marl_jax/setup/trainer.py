@@ -1,4 +1,4 @@
-"""The state of a training run, and the programs that change it."""
+"""State of a training run and the programs that update it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Result = TypeVar("Result")
 
 
 class Trainer:
-    """Rolls out, updates, saves and restores.
+    """Rollouts, updates and checkpoints of a training run.
 
-    The training loop does not see whether a rollout is jitted or runs on the host, on which mesh a program runs, how
-    parameters are laid out for sampling, in how many parts a minibatch is read, or when a program is compiled.
+    Hides from the training loop whether a rollout is jitted or runs on the host, which mesh a program runs on, how
+    parameters are resharded for sampling, the number of microbatches, and when programs are compiled.
     """
 
     def __init__(self, setup: Setup):
@@ -54,8 +54,8 @@ class Trainer:
         return restored
 
     def compile_ahead(self, step: int, evaluation: Any = None) -> None:
-        """Begin to compile what the first step needs, and the evaluation before it if one is given."""
-        # Several processes would have to compile in the same order.
+        """Start to compile the programs of the first step and an initial evaluation."""
+        # Several processes would have to compile programs in the same order.
         if jax.process_count() > 1 or not self._rollout.jitted or self._sampler.apart:
             return
         assert isinstance(self._play, Program)
@@ -64,20 +64,20 @@ class Trainer:
         compile_ahead(self._setup, self._ahead, matches, self._play, self._learn, played, self._states, self._key, step)
 
     def step_key(self, step: int) -> jax.Array:
-        """Return the key from which all randomness of a step comes."""
+        """Return the random key of a step."""
         return jax.random.fold_in(self._key, step)
 
     def with_params(self, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
         """Call `function` with the parameters for sampling, on the mesh for sampling.
 
-        The parameters may be a second copy of all weights, so nothing keeps them after the call.
+        The parameters may be a second copy of all weights, so they are released after the call.
         """
         with self._sample_mesh():
             return function(self._sampler(self._states), *args, **options)
 
     def rollout(self, step: int, clock: Clock) -> tuple[Samples, dict[str, Any]]:
-        """Gather the samples of a step and metrics."""
-        step_key = self.step_key(step)  # made outside the mesh, as when the programs were compiled ahead
+        """Collect the samples of a step and return them with metrics."""
+        step_key = self.step_key(step)  # created outside the mesh, as in `compile_ahead`
         with self._sample_mesh():
             with clock.phase("reshard") if self._sampler.apart else contextlib.nullcontext():
                 params = jax.block_until_ready(self._sampler(self._states))
@@ -97,7 +97,7 @@ class Trainer:
         return metrics
 
     def after_update(self, step: int) -> None:
-        """Let the rollout take what it keeps of the new parameters, such as snapshots of opponents."""
+        """Update the rollout state with the new parameters, for example for opponent snapshots."""
         if self._rollout.changes_after(step):
             with self._train_mesh():
                 self._rollout_state = self._after_update(self._rollout_state, all_weights(self._states), step)
@@ -124,7 +124,7 @@ class Trainer:
             self._states = resumed(self._states, roll_back(checkpoints, monitor, self._saved(), events, step))[0]
 
     def close(self) -> None:
-        """End what the run has started."""
+        """Stop everything that the run has started."""
         for part in (self._rollout, self._ahead, self._setup):
             part.close()
 

@@ -1,11 +1,11 @@
-"""Warm starts: the weights of another run as those that a run begins with (`model.init_from`).
+"""Warm starts from the weights of another run (`model.init_from`).
 
-From a run that trained all weights come all weights; LoRA adapters may be put on them here. From a run that trained
-adapters come its base and its adapters, and the reference of a KL is then that run's policy, not the bare base.
+If the other run trained all weights, they are loaded, and LoRA adapters may be added. If it trained adapters, its base
+and its adapters are loaded, and the KL reference is its policy rather than the base model.
 
-Weights that are only read are fetched again from there whenever a run continues, so a checkpoint remembers which they
-were (`Start.identity`), and another checkpoint in the same folder is not taken for it. A run that trains all weights
-has them in its own checkpoints, and continues where that folder is gone.
+Frozen weights are not in the checkpoints of a run and are loaded from the other run again when it resumes. Checkpoints
+record which ones they were (`Start.identity`), so that another checkpoint in the same folder is not used by mistake. A
+run that trains all weights can resume after the other run was deleted.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from models.sharding import param_shardings
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """One model in a checkpoint of another run.
+    """A model in a checkpoint of another run.
 
-    folder, step  of the run and the checkpoint
-    name          of the model there
-    model         what that run noted about it: {"model", "shape", "lora", "policies", …}
-    number        its place among that run's models
-    resumed       whether the run that starts here has checkpoints of its own
+    Attributes:
+        folder: Folder of the other run.
+        step: Step of the checkpoint.
+        name: Name of the model in the other run.
+        model: Fingerprint of the model: {"model", "shape", "lora", "policies", …}.
+        number: Index of the model in the other run.
+        resumed: Whether the present run already has checkpoints.
     """
 
     folder: Path
@@ -50,20 +52,20 @@ class Start:
 
     @property
     def lora(self) -> bool:
-        """Whether adapters were trained there."""
+        """Whether the other run trained adapters."""
         return bool(self.model["lora"])
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells these weights from others, wherever the folder lies."""
+        """Identity of the weights, independent of the path of the folder."""
         return {"step": self.step, "model": self.name, "seal": _fingerprint(self.folder, self.step)}
 
     def config(self) -> ConfigDict:
-        """The config of that run."""
+        """Return the config of the other run."""
         return stages.started(saved.read(self.folder), self.folder)
 
     def restore(self, like: dict) -> dict:
-        """The entries of `like` ({"model"} or {"adapters"}, abstract) from the checkpoint."""
+        """Restore the entries of `like` ({"model": …} or {"adapters": …}, abstract) from the checkpoint."""
         checkpoints = Checkpoints(self.folder, read_only=True)
         try:
             restored = checkpoints.restore({"trained": {self.name: like}}, step=self.step, partial=True)
@@ -73,7 +75,7 @@ class Start:
             checkpoints.close()
 
     def params(self, backbone: Backbone) -> dict:
-        """The model's parameters as that run has them, in the dtype and on the mesh of `backbone`."""
+        """Load the model's parameters in the dtype and on the mesh of `backbone`."""
         there = self.config()
         chosen = there.policies[self.model["policies"][0]].get("model") or there.model
         dtype = backbone.config.param_dtype
@@ -91,23 +93,27 @@ class Start:
         return _cast(self.restore({"model": stored})["model"], dtype)
 
     def adapters(self, backbone: Backbone) -> dict | None:
-        """The adapters that run trained, None if it trained all weights; one there is the start of all here."""
+        """Load the adapters, or return None if all weights were trained.
+
+        A single adapter initializes all adapters of the present run.
+        """
         if not self.lora:
             return None
         wanted = backbone.abstract()[0]["adapters"]
         n = len(self.model["policies"])
         stored = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], n, *x.shape[2:]), x.dtype), wanted)
-        found = self.restore({"adapters": _placed(backbone, backbone.policy.axes()[0]["adapters"], stored)})["adapters"]
+        own = self.restore({"adapters": _placed(backbone, backbone.policy.axes()[0]["adapters"], stored)})["adapters"]
         repeat = lambda x, like: jnp.repeat(x, like.shape[1] // n, axis=1)  # noqa: E731
-        return jax.device_put(jax.tree.map(repeat, found, wanted), jax.tree.map(lambda x: x.sharding, wanted))
+        return jax.device_put(jax.tree.map(repeat, own, wanted), jax.tree.map(lambda x: x.sharding, wanted))
 
 
 @dataclasses.dataclass(frozen=True)
 class MissingWeights:
-    """The start of a run that has checkpoints of its own, where it can no longer be read.
+    """Initial weights that can no longer be read, of a run that has checkpoints.
 
-    identity  as the checkpoints have it
-    problem   why it cannot be read
+    Attributes:
+        identity: Identity of the weights in the checkpoints.
+        problem: Reason why they cannot be read.
     """
 
     identity: dict[str, Any]
@@ -116,37 +122,43 @@ class MissingWeights:
     resumed = True
 
     def refuse(self, backbone: Backbone) -> NoReturn:
-        """Raises `RunError`, which says what the start is needed for."""
+        """Raise a `RunError` that says why the initial weights are needed."""
         if backbone.policy.lora is not None:
-            why = "the base of adapters is in no checkpoint"
+            why = "checkpoints do not have the base of adapters"
         elif not any(backbone.learns):
-            why = "a model that does not learn is in no checkpoint"
+            why = "checkpoints do not have frozen models"
         elif backbone.reference:
-            why = "the reference of config.algo.kl_coef is in no checkpoint"
+            why = "checkpoints do not have the reference of config.algo.kl_coef"
         else:
-            why = "the weights at the start are in no checkpoint"
-        raise RunError(f"{self.problem}; it is needed, because {why}")
+            why = "checkpoints do not have the initial weights"
+        raise RunError(f"{self.problem}; it is required because {why}")
 
     def params(self, backbone: Backbone) -> dict:
-        """Refused."""
+        """Raise a `RunError`."""
         self.refuse(backbone)
 
     def adapters(self, backbone: Backbone) -> None:
-        """None are known."""
+        """Return None."""
 
 
 def find(place: str, name: str, workdir: Path | None = None) -> Start | MissingWeights | None:
-    """The model that a run named `name` here starts from; None where `place` ("", FOLDER or FOLDER@STEP) is empty.
+    """Find the initial weights of a model in another run.
 
-    It is the one of the same name there, or the only one.
+    They are those of the model with the same name, or of the only model.
 
-    workdir  of the run that starts from it: one with checkpoints continues with the start that it had
+    Args:
+        place: "", FOLDER or FOLDER@STEP.
+        name: Name of the model in the present run.
+        workdir: Folder of the present run. If it has checkpoints, their record of the initial weights is used.
+
+    Returns:
+        None if `place` is "".
     """
     if not place:
         return None
     noted = _noted(workdir, name)
     try:
-        return dataclasses.replace(_found(place, name, noted), resumed=bool(noted))
+        return dataclasses.replace(_locate(place, name, noted), resumed=bool(noted))
     except RunError as error:
         if not noted:
             raise
@@ -154,7 +166,7 @@ def find(place: str, name: str, workdir: Path | None = None) -> Start | MissingW
 
 
 def _noted(workdir: Path | None, name: str) -> dict[str, Any]:
-    """What the newest checkpoint in a folder has as the start of a model; nothing without one."""
+    """Return the identity of the initial weights in the newest checkpoint, or {}."""
     if workdir is None or not stages.has_begun(workdir):
         return {}
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
@@ -165,7 +177,7 @@ def _noted(workdir: Path | None, name: str) -> dict[str, Any]:
 
 
 def _fingerprint(folder: Path, step: int) -> str:
-    """What tells a checkpoint from others, wherever it lies; "" where there is none."""
+    """Return a checksum of a checkpoint, or "" if there is none."""
     try:
         seal = (folder / "checkpoints" / str(step) / seals.NAME).read_bytes()
     except OSError:
@@ -173,14 +185,14 @@ def _fingerprint(folder: Path, step: int) -> str:
     return hashlib.sha256(seal).hexdigest()[:16]
 
 
-def _found(place: str, name: str, noted: dict[str, Any]) -> Start:
-    """As `find`; of a folder that has gone on, the checkpoint that is `noted`."""
+def _locate(place: str, name: str, noted: dict[str, Any]) -> Start:
+    """Find the initial weights; see `find`. Prefers the checkpoint that is `noted`."""
     folder, _, step = place.partition("@")
     if step and not STEP.holds(step):
-        raise RunError(f"config.model.init_from is {place!r}, but must be FOLDER, or FOLDER@STEP with {STEP.accepted}")
+        raise RunError(f"config.model.init_from is {place!r}, but its step must be {STEP.accepted}")
     path = Path(folder).expanduser().absolute()
     if not (path / "checkpoints").is_dir():
-        raise RunError(f"config.model.init_from is {place!r}, and {path} has no checkpoints")
+        raise RunError(f"config.model.init_from is {place!r}, but {path} has no checkpoints")
     checkpoints = Checkpoints(path, read_only=True)
     try:
         number = _number(checkpoints, path, step or "newest", noted)
@@ -190,16 +202,19 @@ def _found(place: str, name: str, noted: dict[str, Any]) -> Start:
     finally:
         checkpoints.close()
     models = run.get("models", {})
-    found = name if name in models else next(iter(models)) if len(models) == 1 else None
-    if found is None:
+    model = name if name in models else next(iter(models)) if len(models) == 1 else None
+    if model is None:
         raise RunError(
-            f"config.model.init_from is {place!r}, whose models are {', '.join(models)}; none is for {name!r}"
+            f"config.model.init_from is {place!r}, but it has no model {name!r}; its models: {', '.join(models)}"
         )
-    return Start(path, number, found, models[found], list(models).index(found))
+    return Start(path, number, model, models[model], list(models).index(model))
 
 
 def _number(checkpoints: Checkpoints, folder: Path, step: str, noted: dict[str, Any]) -> int:
-    """The step that is meant: the one that is noted where it is still there, else the newest whole one, or as named."""
+    """Return the step to load: the noted one if it exists, otherwise the named one.
+
+    For "newest", damaged checkpoints are skipped.
+    """
     if not step.isdecimal() and noted and _fingerprint(folder, noted["step"]) == noted["seal"]:
         return noted["step"]
     whole = checkpoints.newest_whole() if step == "newest" else None
@@ -207,9 +222,20 @@ def _number(checkpoints: Checkpoints, folder: Path, step: str, noted: dict[str, 
 
 
 def check(start: Start, model: str, shape: dict, lora: dict, policies: tuple[str, ...]) -> None:
-    """Raises `RunError` unless that run's weights fit a model of this name, shape, LoRA settings and policies."""
+    """Check that the weights fit a model of the present run.
+
+    Args:
+        start: Model in the other run.
+        model: Name of the model.
+        shape: Changes of its shape.
+        lora: LoRA settings, or {}.
+        policies: Names of its policies.
+
+    Raises:
+        RunError: If they do not fit.
+    """
     wanted = {"model": model, "shape": shape}
-    if start.lora:  # adapters are taken as they are, one there for all here; without any, they start from nothing
+    if start.lora:  # adapters are loaded as they are; a single one initializes all
         wanted |= {
             "lora": lora,
             "policies": list(policies) if len(start.model["policies"]) > 1 else start.model["policies"],
@@ -217,7 +243,7 @@ def check(start: Start, model: str, shape: dict, lora: dict, policies: tuple[str
     wanted = json.loads(json.dumps(wanted))
     if not start.model["learns"]:
         raise RunError(
-            f"config.model.init_from: {start.name} did not learn in {start.folder}; take what it started from"
+            f"config.model.init_from: {start.name} was frozen in {start.folder}; use the weights it started from"
         )
     wrong = [f"{k} is {start.model[k]!r} there and {v!r} here" for k, v in wanted.items() if start.model[k] != v]
     if wrong:

@@ -1,4 +1,4 @@
-"""The weights of a run, from its checkpoints or from before training."""
+"""Weights of a run from a checkpoint or before training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def _run_of(checkpoints: Checkpoints, step: int) -> dict[str, Any]:
-    """What a checkpoint says of its run; nothing where it is damaged, which `restore` tells."""
+    """Return the fingerprint in a checkpoint, or {} if it is damaged, which `restore` reports."""
     try:
         return checkpoints.meta(step).get("run", {})
     except (OSError, ValueError, KeyError):
@@ -23,16 +23,22 @@ def _run_of(checkpoints: Checkpoints, step: int) -> dict[str, Any]:
 
 
 def restore_weights(setup: Setup, workdir: Path, step: str = "newest") -> tuple[int, dict[str, dict]]:
-    """(step, weights of every model) from a run's checkpoint: "newest", "best" or the number of a step.
+    """Load the weights of every model from a checkpoint.
 
-    The run must be one of the same models that played the same game, see `check_run`.
+    Args:
+        setup: Parts of the run.
+        workdir: Folder of a run with the same models and game; see `check_run`.
+        step: "newest", "best" or the number of a step.
+
+    Returns:
+        Step and weights by name of the model.
     """
     trained = {backbone.name: _used(setup, backbone, backbone.abstract()[0]) for backbone in setup.trained_backbones}
     checkpoints = Checkpoints(workdir, read_only=True)
     try:
         wanted = checkpoints.named(step)
         check_run(_run_of(checkpoints, wanted), setup, workdir)
-        # Where the newest is damaged, the one before it will do.
+        # If the newest is damaged, the one before it is used.
         restored = checkpoints.restore({"trained": trained}, step=None if step == "newest" else wanted, partial=True)
     finally:
         checkpoints.close()
@@ -40,7 +46,7 @@ def restore_weights(setup: Setup, workdir: Path, step: str = "newest") -> tuple[
     check_run(restored.meta.get("run", {}), setup, workdir)
     weights = {backbone.name: restored.state["trained"].get(backbone.name, {}) for backbone in setup.backbones}
     for backbone in setup.backbones:
-        if "model" not in weights[backbone.name]:  # it is only read: a frozen model, or the base of adapters
+        if "model" not in weights[backbone.name]:  # a frozen model or the base of adapters
             weights[backbone.name] = {
                 **backbone.policy.acting_params(backbone.weights_at_start()[1]),
                 **weights[backbone.name],
@@ -49,26 +55,26 @@ def restore_weights(setup: Setup, workdir: Path, step: str = "newest") -> tuple[
 
 
 def present_weights(setup: Setup, workdir: Path) -> tuple[int, dict[str, dict]]:
-    """(step, weights) of the checkpoint that `eval.step` names, or those a run would begin with where there is none."""
+    """Load the checkpoint named by `eval.step`, or the initial weights if there is none."""
     if (workdir / "checkpoints").is_dir():
         return restore_weights(setup, workdir, setup.config.eval.step)
     starts = [(backbone.config.name, backbone.config.init_from) for backbone in setup.backbones]
-    words = [f"{name} of {place}" if place else f"{name} untuned" for name, place in starts]
-    log.info("%s has no checkpoints, so these are taken: %s", workdir, ", ".join(dict.fromkeys(words)))
+    words = [f"{name} from {place}" if place else f"{name} untrained" for name, place in starts]
+    log.info("%s has no checkpoints; using %s", workdir, ", ".join(dict.fromkeys(words)))
     return 0, untuned_weights(setup)
 
 
 def untuned_weights(setup: Setup) -> dict[str, dict]:
-    """The weights of every model before any training."""
-    found = {}
+    """Return the initial weights of every model."""
+    weights = {}
     for backbone in setup.backbones:
         trained, frozen = backbone.weights_at_start()
-        found[backbone.name] = _used(setup, backbone, {**frozen, **trained})
-    return found
+        weights[backbone.name] = _used(setup, backbone, {**frozen, **trained})
+    return weights
 
 
 def _used(setup: Setup, backbone: Backbone, weights: dict) -> dict:
-    """The weights that are needed outside of training: those that act, and a head that scores or values."""
-    asked = setup.algorithm.verifies or setup.config.eval.best_of > 1
-    head = {"critic": weights["critic"]} if asked and "critic" in weights else {}
+    """Return the weights for inference: those of the policy and a critic head."""
+    needs_head = setup.algorithm.verifies or setup.config.eval.best_of > 1
+    head = {"critic": weights["critic"]} if needs_head and "critic" in weights else {}
     return {**backbone.policy.acting_params(weights), **head}

@@ -126,7 +126,7 @@ def test_a_finished_run_is_done(runs, tmp_path, caplog, kind):
 )
 def test_weights_that_are_in_no_checkpoint_are_missed(runs, tmp_path, kind, why):
     config, folder = copied(runs[kind], tmp_path, 2)
-    with pytest.raises(RunError, match=f"has no checkpoints; it is needed, because {why} is in no checkpoint"):
+    with pytest.raises(RunError, match=f"has no checkpoints; it is required because checkpoints do not have {why}"):
         train.train(config, folder)
 
 
@@ -142,7 +142,7 @@ def test_a_run_is_evaluated_with_what_it_has(runs, kind):
     validate.check(config, "eval", folder)
     setup = setups.make(config, workdir=folder)
     if config.model.lora.rank:
-        with pytest.raises(RunError, match="it is needed, because the base of adapters is in no checkpoint"):
+        with pytest.raises(RunError, match="it is required because checkpoints do not have the base of adapters"):
             present_weights(setup, folder)
         return
     step, weights = present_weights(setup, folder)

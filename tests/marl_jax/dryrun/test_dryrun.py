@@ -181,26 +181,26 @@ def test_topologies_by_name():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("v7:2x2", "no such chip; known are v5e"),
-        ("v5p:4x4", "v5p takes 3 sizes, as in v5p:2x2x2"),
-        ("v5e:16", "v5e takes 2 sizes"),
-        ("h100:2x4", "h100 takes a number: h100:8"),
-        ("cpu", "cpu takes a number"),
-        ("v5e:0x4", "v5e takes 2 sizes"),
-        ("cpu:100000", "--topology=cpu:100000: at most 2,048 devices"),
-        ("h100:100000", "--topology=h100:100000: at most 2,048 devices"),
-        ("", "needs --topology"),
+        ("v7:2x2", "--topology is v7:2x2, but its chip must be one of: v5e"),
+        ("v5p:4x4", "must have 3 sizes, as in v5p:2x2x2"),
+        ("v5e:16", "must have 2 sizes"),
+        ("h100:2x4", "must have one number of devices, as in h100:8"),
+        ("cpu", "must have one number of devices"),
+        ("v5e:0x4", "must have 2 sizes"),
+        ("cpu:100000", "--topology is cpu:100000, but must have at most 2,048 devices"),
+        ("h100:100000", "--topology is h100:100000, but must have at most 2,048 devices"),
+        ("", "needs a --topology"),
     ],
 )
 def test_other_names_are_refused(name, words, capsys):
-    with pytest.raises(ConfigError, match="must be v5e:4x4"):
+    with pytest.raises(ConfigError, match="--topology"):
         topology.parse(name)
     arguments = ["launch.py", "--config=tests/marl_jax/tiny_run.py", "--mode=compile", f"--topology={name}"]
     assert launch.main(arguments) == 2
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("processor", "words"), [("x86_64", "not here; `pip install libtpu`"), ("aarch64", "only")])
+@pytest.mark.parametrize(("processor", "words"), [("x86_64", "not installed; install it with `pip install libtpu`"), ("aarch64", "only")])
 def test_without_the_tpu_compiler_it_says_what_is_missing(monkeypatch, processor, words):
     def none(**_):
         raise RuntimeError("JAX TPU support not installed; cannot generate TPU topology.")
@@ -219,7 +219,7 @@ def test_without_a_cuda_compiler_the_program_is_that_of_a_cpu(monkeypatch):
 
     monkeypatch.setattr(topology.topologies, "get_topology_desc", none)
     devices, note = topology.devices(topology.parse("h100:8"))
-    assert len(devices) == 8 and devices[0].platform == "cpu" and "No CUDA compiler here" in note
+    assert len(devices) == 8 and devices[0].platform == "cpu" and "There is no CUDA compiler" in note
 
 
 def test_attention_is_that_of_the_platform_compiled_for():
@@ -242,7 +242,7 @@ def test_a_model_whose_tokenizer_is_elsewhere_gets_another_one(monkeypatch, tmp_
     finder = Finder()
     cfg, place, tokenizer = finder(config)
     assert (cfg.vocab_size, place, tokenizer.name) == (152_064, None, "bytes")
-    assert len(finder.notes) == 1 and "that of bytes stands in for it" in finder.notes.pop()
+    assert len(finder.notes) == 1 and "that of bytes is used instead" in finder.notes.pop()
 
 
 # ---------------------------------------------------------------------------------------------------- the whole command

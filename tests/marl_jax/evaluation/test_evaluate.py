@@ -251,7 +251,7 @@ def test_a_checkpoint_is_read_only_by_its_own_kind_of_run(runs):
     setup, folder, _ = runs
     assert restore_weights(setup, folder)[0] == restore_weights(setup, folder, "1")[0] == 1
     other_game = setups.make(small(name="connect_four"))
-    with pytest.raises(RunError, match="of another run: env.name is 'tic_tac_toe' there and 'connect_four' here"):
+    with pytest.raises(RunError, match="from another run: env.name is 'tic_tac_toe' there and 'connect_four' here"):
         restore_weights(other_game, folder)
     with pytest.raises(RunError, match="has no checkpoint of step 999; the step must be one of: 1"):
         restore_weights(setup, folder, "999")
@@ -304,7 +304,7 @@ def test_opponents_by_folder(runs, tmp_path):
     setup, one, other = runs
     named = contestants.find_contestants(("random", str(one), str(other), f"{one}@1", str(one)), setup)
     assert [c.name for c in named] == ["random", str(one), str(other), "run@1"]
-    with pytest.raises(RunError, match="@last', but must be a bot, FOLDER, or FOLDER@STEP with 'newest'"):
+    with pytest.raises(RunError, match="@last', but its step must be 'newest'"):
         contestants.find_contestant(f"{one}@last", setup)
     saved = json.loads((one / "config.json").read_text())
     saved["mesh"]["data"] = 3  # of another machine
@@ -315,7 +315,9 @@ def test_opponents_by_folder(runs, tmp_path):
     assert contestants.find_contestant(str(one.parent / "meshed"), setup).weights
     del saved["model"]["name"]
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(RunError, match=f"{tmp_path}/config.json is of no run that this version can play: .*name"):
+    with pytest.raises(
+        RunError, match=f"{tmp_path}/config.json is not the config of a run that this version can play: .*name"
+    ):
         contestants.find_contestant(str(tmp_path), setup)
 
 
@@ -358,13 +360,13 @@ def test_only_the_first_process_writes_and_someone_must_be_played(monkeypatch, t
     monkeypatch.setattr("marl_jax.setup.weights.untuned_weights", lambda setup: {})
     config = small()
     config.eval.opponents = ()
-    with pytest.raises(RunError, match="config.eval.opponents is empty, so there is nothing to evaluate in tic_tac_t"):
+    with pytest.raises(RunError, match="config.eval.opponents is empty, but tic_tac_toe needs at least one opponent"):
         evaluate.main(config, tmp_path / "a")
     config = small_plan()
     with caplog.at_level(logging.INFO):
         evaluate.main(config, tmp_path / "a")
     assert (tmp_path / "a" / "evaluation.json").is_file()
-    assert "eval.games is 16, and there are 8 levels to evaluate on" in caplog.text
+    assert "eval.games is 16, but there are only 8 levels to evaluate on" in caplog.text
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     evaluate.main(config, tmp_path / "b")
     assert not (tmp_path / "b").exists()

@@ -24,7 +24,7 @@ def test_repeats_do_not_narrow_an_interval():
     few, many = intervals.bootstrap(values[::8]), intervals.bootstrap(values, distinct=64)
     assert many == pytest.approx(few) and few.value == pytest.approx(intervals.bootstrap(values).value)
     for wrong in (0, 513):
-        with pytest.raises(ValueError, match=f"distinct is {wrong}, but must be from 1 to the number of values, 512"):
+        with pytest.raises(ValueError, match=f"distinct is {wrong}, but must be from 1 to the number of values .512"):
             intervals.wilson(1, 512, distinct=wrong)
 
 
@@ -80,5 +80,5 @@ def test_elo_stays_finite_for_one_who_never_lost():
 
 
 def test_elo_refuses_points_that_do_not_add_up():
-    with pytest.raises(ValueError, match="must be games"):
+    with pytest.raises(ValueError, match="must equal games"):
         intervals.elo([[0, 7], [1, 0]], [[0, 10], [10, 0]])

@@ -132,5 +132,5 @@ def test_the_checkpoint_of_a_run(tmp_path, capsys):
     assert bool(made.game.done(main(config, tmp_path)))
     assert f"player 1 ({tmp_path.name}): " in capsys.readouterr().out
     config.play.seat = 2
-    with pytest.raises(RunError, match="config.play.seat is 2, but must be 0 to 1, or -1 to watch"):
+    with pytest.raises(RunError, match="config.play.seat is 2, but must be from 0 to 1, or -1 to watch"):
         main(config, tmp_path)

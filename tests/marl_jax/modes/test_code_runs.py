@@ -54,7 +54,7 @@ def test_without_isolation_a_run_ends_at_its_start_and_says_why(tmp_path, monkey
     monkeypatch.setattr(task, "shared_sandbox", unavailable)
     config = code_generation.get_config("roles_grpo")
     config.mesh.data = 1
-    with pytest.raises(RunError, match="the task code cannot run here: no namespaces and no Landlock"):
+    with pytest.raises(RunError, match="the task code cannot run on this machine: no namespaces and no Landlock"):
         train.train(config, tmp_path)
 
 

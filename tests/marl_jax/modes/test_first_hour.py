@@ -107,7 +107,7 @@ def test_the_config_is_shown_and_can_be_read_again():
 def test_help_lists_fields(capsys):
     assert launch.main(["launch.py", "--help"]) == 0
     shown = capsys.readouterr().out
-    assert "optim.lr (0.001): learning rate" in shown and "algo.group_size (8): Number of completions" in shown
+    assert "optim.lr (0.001): Learning rate" in shown and "algo.group_size (8): Number of completions" in shown
 
 
 def test_a_run_that_draws_has_half_a_score():

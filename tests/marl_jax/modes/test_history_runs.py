@@ -195,4 +195,4 @@ def test_evaluation_warns_of_conversations_longer_than_any_in_training(caplog):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             games.GameEvaluation(setups.make(config))
-        assert ("up to 5 answers, those of training 2" in caplog.text) == warned
+        assert ("up to 5 completions in matches, but only 2 in training" in caplog.text) == warned

@@ -101,7 +101,7 @@ def test_two_processes_lost_stopped_and_resumed_equal_one_that_never_was(tmp_pat
         both[1].send_signal(signal.SIGTERM)
         assert [process.wait(120) for process in both] == [0, 0], said(workdir, 0) + said(workdir, 1)
     assert "resumed from step" in said(workdir, 0) and "resumed" not in said(workdir, 1)
-    assert "by a signal to another process; the same command continues from there" in said(workdir, 0)
+    assert "by a signal to another process; run the same command to continue" in said(workdir, 0)
 
     last = launch(workdir, cache, 4, "said_last")  # the rest of the steps on one machine with as many devices
     assert last.wait(300) == 0 and "resumed from step" in workdir.with_name("said_last").read_text()

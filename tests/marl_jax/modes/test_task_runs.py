@@ -350,7 +350,7 @@ def test_what_does_not_fit_the_model_or_the_batch_is_refused(tmp_path):
     config.task.max_length = 5000
     with pytest.raises(ConfigError, match="task.max_length is 5000"):
         setups.make(config)
-    with pytest.raises(ConfigError, match="whose rollout is Python on the host"):
+    with pytest.raises(ConfigError, match="but --mode=compile needs a game"):
         compiling.main(config, tmp_path, "v5e:2x2")
 
 

@@ -181,14 +181,14 @@ def test_a_checkpoint_is_evaluated_against_bots_and_other_checkpoints(finished):
     written = json.loads((workdir / "evaluation.json").read_text())
     assert written["step"] == 4 and written["names"] == ["first", "random", "first@3"]
     assert np.array(written["matrix"]).shape == (3, 3) and set(written["elo"]) == set(written["names"])
-    with pytest.raises(RunError, match="opponent 'nobody' is no bot of tic_tac_toe"):
+    with pytest.raises(RunError, match="opponent 'nobody' is neither a bot of tic_tac_toe"):
         contestants.find_contestant("nobody", setups.make(config))
 
 
 def test_a_run_of_a_task_is_no_opponent(finished, tmp_path):
     config = finished[0]
     write_config(arithmetic.get_config(), tmp_path)
-    with pytest.raises(RunError, match="is a run of the task arithmetic, this run plays TicTacToe"):
+    with pytest.raises(RunError, match="is a run of the task arithmetic, but this run plays TicTacToe"):
         contestants.find_contestant(str(tmp_path), setups.make(config))
 
 

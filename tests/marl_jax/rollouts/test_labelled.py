@@ -242,7 +242,7 @@ def test_a_task_with_several_turns_is_refused(tmp_path, fake, monkeypatch):
 
     config = label_config()
     monkeypatch.setattr("envs.tasks.arithmetic.Arithmetic.play", twice)
-    with pytest.raises(RunError, match="more than one turn"):
+    with pytest.raises(RunError, match="has several turns or conversations"):
         label.main(config, tmp_path)
 
 
