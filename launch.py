@@ -45,7 +45,11 @@ TOGETHER = ("train", "eval")  # modes that may run with several processes
 
 
 def main(argv: list[str]) -> int:
-    """Run a command line and return 0, 1 (the run failed) or 2 (the command is invalid)."""
+    """Run a command line and return its exit status.
+
+    Returns:
+        0, 1 if the run failed, or 2 if the command is invalid.
+    """
     if {"--help", "-h"} & set(argv):
         sys.stdout.write(f"{__doc__}\n{flags.help_text(tuple(MODES))}\n")
         return 0

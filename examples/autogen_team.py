@@ -1,10 +1,11 @@
-"""A team with AutoGen: a solver and a verifier talk until they agree on a number. Two roles, one or two policies.
+r"""AutoGen team: a solver and a verifier talk until they agree on a number.
 
-    pip install -r requirements-autogen.txt                    # in an environment of its own
-    python launch.py --config=experiments/agent_program.py:autogen_team+per_role+qwen2.5-0.5b \\
+    pip install -r requirements-autogen.txt                    # in a separate environment
+    python launch.py --config=experiments/agent_program.py:autogen_team+per_role+qwen2.5-0.5b \
         --config.task.params.program="ENVIRONMENT/bin/python examples/autogen_team.py" --config.task.params.preload=True
 
-`--rounds`, `--solver` and `--verifier` change how long they talk and their system prompts, for models that read little.
+The roles can share a policy or have one each. `--rounds` sets how long they talk, and `--solver` and `--verifier` set
+their system prompts, for models with a short context.
 """
 
 import argparse
@@ -25,19 +26,19 @@ VERIFIER = "You solve the problem yourself and compare. End with your number."
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text."""
-    found = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
-    return float(found[-1]) if found else None
+    """Return the last number in a text."""
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
+    return float(numbers[-1]) if numbers else None
 
 
 def agreed(messages) -> bool:
-    """Whether the last two of the agents named the same number."""
+    """Return whether the last two messages of agents have the same number."""
     said = [last_number(message.to_text()) for message in messages if message.source != "user"]
     return len(said) > 1 and said[-1] is not None and said[-1] == said[-2]
 
 
 async def main(args: argparse.Namespace) -> None:
-    """One episode."""
+    """Run one episode."""
     example = json.loads(sys.stdin.readline())
     # The clients read OPENAI_BASE_URL and OPENAI_API_KEY.
     clients = {role: OpenAIChatCompletionClient(model=role, model_info=INFO) for role in ("solver", "verifier")}
@@ -48,7 +49,7 @@ async def main(args: argparse.Namespace) -> None:
     heard = []
 
     def ends(messages) -> bool:
-        """Sees what is new only."""
+        """Return whether the team ends; gets new messages only."""
         heard.extend(messages)
         return agreed(heard)
 

@@ -1,4 +1,4 @@
-"""A team as a graph with LangGraph: a planner, then a worker and a critic in turns until the critic accepts.
+"""LangGraph team: a planner, then a worker and a critic until the critic accepts.
 
 planner -> worker -> critic -> end
              ^---------'        (at most ROUNDS times)
@@ -22,7 +22,7 @@ CRITIC = "Is the last number right? Begin with yes or no."
 
 
 class State(TypedDict):
-    """What the nodes share; worker and critic keep their conversations."""
+    """State of the graph, with the conversations of worker and critic."""
 
     question: str
     plan: str
@@ -32,25 +32,25 @@ class State(TypedDict):
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text."""
-    found = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
-    return float(found[-1]) if found else None
+    """Return the last number in a text."""
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
+    return float(numbers[-1]) if numbers else None
 
 
 def say(model: str, messages: list[dict[str, str]], text: str) -> list[dict[str, str]]:
-    """The conversation with a text and the answer of a model behind it."""
+    """Return the conversation with a user message and the completion of a model appended."""
     messages = [*messages, {"role": "user", "content": text}]
     reply = ChatOpenAI(model=model).invoke(messages)  # reads OPENAI_BASE_URL and OPENAI_API_KEY
     return [*messages, {"role": "assistant", "content": reply.content}]
 
 
 def plan(state: State) -> dict[str, Any]:
-    """The planner's node."""
+    """Run the planner."""
     return {"plan": say("planner", [{"role": "system", "content": PLANNER}], state["question"])[-1]["content"]}
 
 
 def work(state: State) -> dict[str, Any]:
-    """The worker's: first the plan, later what the critic said."""
+    """Run the worker with the plan, or with the review of the critic."""
     if not state["work"]:
         opening = [{"role": "system", "content": WORKER}]
         return {"work": say("worker", opening, f"{state['question']}\nPlan: {state['plan']}")}
@@ -58,20 +58,20 @@ def work(state: State) -> dict[str, Any]:
 
 
 def review(state: State) -> dict[str, Any]:
-    """The critic's."""
+    """Run the critic."""
     done = state["work"][-1]["content"]
     opening = state["review"] or [{"role": "system", "content": f"{CRITIC}\n{state['question']}"}]
     return {"review": say("critic", opening, done), "rounds": state["rounds"] + 1}
 
 
 def after_review(state: State) -> str:
-    """Where the critic's word leads."""
+    """Return the node after the critic."""
     accepted = state["review"][-1]["content"].strip().lower().startswith("yes")
     return END if accepted or state["rounds"] >= ROUNDS else "work"
 
 
 def graph():
-    """The compiled graph."""
+    """Build the compiled graph."""
     built = StateGraph(State)
     for name, node in (("plan", plan), ("work", work), ("review", review)):
         built.add_node(name, node)
@@ -82,7 +82,10 @@ def graph():
 
 
 def main() -> None:
-    """One episode: the critic is paid for a right judgement, all of them for a right answer."""
+    """Run one episode.
+
+    All roles are rewarded for a correct answer, and the critic also for a correct judgement.
+    """
     example = json.loads(sys.stdin.readline())
     start = {"question": example["question"], "plan": "", "work": [], "review": [], "rounds": 0}
     state = graph().invoke(start)

@@ -2,13 +2,13 @@
 
     python -m examples.minimal_grpo
 
-The prompt is a digit and a few letters in random order, such as `k3fq`, and the right answer is the next digit, `4`. A
-model with random weights answers with any byte. Each step samples 16 answers to each of 32 prompts, pays them, compares
-the answers to one prompt with each other and updates all weights. Success rises from 0 to more than 99 % (three
-seeds) in less than two minutes on two CPU cores.
+The prompt is a digit and a few letters in random order, such as `k3fq`, and the correct completion is the next digit,
+`4`. Each step samples 16 completions for each of 32 prompts, computes their rewards, compares the completions of each
+prompt with each other, and updates all weights of a randomly initialized model. Success rises from 0 to more than 99 %
+(three seeds) in less than two minutes on two CPU cores.
 
-What comes from the library: the model and its tokenizer, the policy that samples and scores, `Samples`, the advantages
-of GRPO and the update. What a real run adds is in `marl_jax/modes/train.py`: configs, meshes, checkpoints, evaluation.
+The library provides the model and its tokenizer, the policy that samples and scores, `Samples`, the advantages of GRPO
+and the update. `marl_jax/modes/train.py` adds configs, meshes, checkpoints and evaluation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from models import registry
 from models.model import build
 from models.tokenizers import ByteTokenizer
 
-GROUPS, GROUP_SIZE = 32, 16  # prompts per step, answers to each
+GROUPS, GROUP_SIZE = 32, 16  # prompts per step, completions per prompt
 PROMPT_LENGTH = 4
 TOKENIZER = ByteTokenizer()
 DIGITS = jnp.asarray(TOKENIZER.encode("0123456789"))
@@ -39,7 +39,7 @@ LETTERS = jnp.asarray(TOKENIZER.encode("abcdefghijklmnopqrstuvwxyz"))
 
 
 def make_prompts(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draw prompts, int32 [G, T], and the position of the right answer among the digits, int32 [G]."""
+    """Draw prompts, int32 [G, T], and the correct digits, int32 [G]."""
     digit_key, letter_key, order_key = jax.random.split(key, 3)
     digit = jax.random.randint(digit_key, (GROUPS,), 0, 9)
     letters = jax.random.choice(letter_key, LETTERS, (GROUPS, PROMPT_LENGTH - 1))
@@ -47,15 +47,18 @@ def make_prompts(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.random.permutation(order_key, ordered, axis=1, independent=True), digit + 1
 
 
-def pay(answers: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the rewards of answers, float32 [G, K], and whether they are right: 1 if so, 0.1 for another digit."""
+def compute_rewards(answers: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the rewards of completions, float32 [G, K], and whether they are correct.
+
+    The reward is 1 for the correct digit and 0.1 for another digit.
+    """
     is_right = answers == DIGITS[right][:, None]
     is_digit = jnp.isin(answers, DIGITS)
     return jnp.where(is_right, 1.0, 0.1 * is_digit), is_right
 
 
 def rollout(policy: Policy, weights: dict, key: jax.Array) -> tuple[Samples, jax.Array]:
-    """Sample a group of answers to every prompt; returns the samples and the share of right answers."""
+    """Sample a group of completions for every prompt; return samples and success rate."""
     prompt_key, answer_key = jax.random.split(key)
     prompts, right = make_prompts(prompt_key)
     lengths = jnp.full((GROUPS,), PROMPT_LENGTH)
@@ -64,15 +67,15 @@ def rollout(policy: Policy, weights: dict, key: jax.Array) -> tuple[Samples, jax
         policy.prepare_for_sampling(weights),
         prompts,
         lengths,
-        legal=jnp.ones((GROUPS, 1), bool),  # matters in games
+        legal=jnp.ones((GROUPS, 1), bool),  # only used in games
         keys=jax.random.split(answer_key, GROUPS * GROUP_SIZE),
-        ids=jnp.zeros((GROUPS,), jnp.int32),  # which adapter answers
+        ids=jnp.zeros((GROUPS,), jnp.int32),  # index of the adapter
         candidates=GROUP_SIZE,
     )
     in_groups = functools.partial(jnp.reshape, shape=(GROUPS, GROUP_SIZE))
-    rewards, is_right = pay(in_groups(sampled.answers[:, 0]), right)
+    rewards, is_right = compute_rewards(in_groups(sampled.answers[:, 0]), right)
     members = jnp.broadcast_to(jnp.arange(GROUP_SIZE), (GROUPS, GROUP_SIZE))
-    samples = from_prompts(  # a row is a prompt with all answers of its group
+    samples = from_prompts(  # a row is a prompt with all completions of its group
         prompts,
         lengths,
         sampled.answers.reshape(GROUPS, GROUP_SIZE, -1),
@@ -89,8 +92,8 @@ def rollout(policy: Policy, weights: dict, key: jax.Array) -> tuple[Samples, jax
 
 def make_step(policy: Policy, optimizer: optax.GradientTransformation):
     """Return the jitted training step: `step(train_state, key) -> (train_state, metrics)`."""
-    # The answers to one prompt are a group, so AT-GRPO with a single turn is GRPO.
-    # An entropy bonus for all groups keeps the policy trying other digits where all answers are wrong.
+    # The completions of one prompt are a group, so AT-GRPO with a single turn is GRPO.
+    # The entropy bonus for all groups makes the policy explore where all completions are wrong.
     algo = AT_GRPO.settings(
         group_size=GROUP_SIZE, minibatches=1, tis_clip=0.0, entropy_coef=0.05, filter_zero_std_groups=False
     )
@@ -108,7 +111,7 @@ def make_step(policy: Policy, optimizer: optax.GradientTransformation):
 
 
 def train(steps: int, seed: int = 0, seconds: float = float("inf")) -> list[float]:
-    """Train until the number of steps or the time is reached, and return the success of every step."""
+    """Train for a number of steps or seconds; return the success of every step."""
     model = build(registry.get("tiny").config)
     policy = Policy(model, free_text((), max_new=1), critic="none", dtype=jnp.float32)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
@@ -122,7 +125,7 @@ def train(steps: int, seed: int = 0, seconds: float = float("inf")) -> list[floa
         if number % 20 == 0 or number == steps - 1:
             print(
                 f"step {number:4d}  success {successes[-1]:5.1%}  entropy {float(metrics['entropy']):.2f}  "
-                f"groups without a difference {float(metrics['zero_std_groups']):4.0%}  {elapsed:5.1f} s",
+                f"groups with equal rewards {float(metrics['zero_std_groups']):4.0%}  {elapsed:5.1f} s",
                 flush=True,
             )
         if elapsed > seconds:

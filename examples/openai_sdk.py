@@ -1,9 +1,10 @@
-"""An agent with the OpenAI SDK that solves a problem and then checks itself: one policy, one conversation.
+"""OpenAI SDK agent: solves a problem and then checks itself in the same conversation.
 
     pip install openai
-    python launch.py --config=experiments/agent_program.py:openai_sdk+qwen2.5-0.5b     # trains it
+    python launch.py --config=experiments/agent_program.py:openai_sdk+qwen2.5-0.5b     # train it
 
-It reads an example as JSON on stdin and writes its result as the last line, so it also runs by itself, with any server:
+It reads an example as JSON from stdin and writes its result as the last line of stdout, so it also runs without
+training, with any server:
 
     echo '{"question": "What is 17 + 4?", "answer": 21}' |
         OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=none OPENAI_MODEL=mine python examples/openai_sdk.py
@@ -21,13 +22,13 @@ CHECK = "Check this, and give the number again."
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text."""
-    found = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
-    return float(found[-1]) if found else None
+    """Return the last number in a text."""
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
+    return float(numbers[-1]) if numbers else None
 
 
 def main() -> None:
-    """One episode."""
+    """Run one episode."""
     example = json.loads(sys.stdin.readline())
     client = OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY
     messages = [{"role": "system", "content": SYSTEM}]

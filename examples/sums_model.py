@@ -1,14 +1,13 @@
-"""A small model that has learned to add from a careless teacher, and sums to ask it: a start for teams on a CPU.
+"""Pretrain a small model on additions with mistakes, for teams on a CPU.
 
     python -m examples.sums_model sums       # sums/model, sums/train.jsonl, sums/validation.jsonl, sums/test.jsonl
 
-The model has the shape of `tiny` in experiments and reads chats of `autogen_team.py`: two rounds of a solver and a
-verifier, told as little as SOLVER and VERIFIER, about sums such as 27 + 2. The teacher who answers forgets the second
-number in six of ten answers (27), and so does the model. Which answers are right is for a reward to say; docs/agents.md
-has what training the team came to.
+The model has the shape of `tiny` in experiments. It is trained on conversations of `autogen_team.py` about sums such as
+27 + 2: two rounds of a solver and a verifier with the short system prompts SOLVER and VERIFIER. Their completions come
+from a teacher that forgets the second number in six of ten cases (27), and the model imitates these mistakes. Training
+with a reward corrects them; docs/agents.md has the results.
 
-The model reads all sums, with the mistakes of its teacher; the parts are for those who train it further. The folder
-`model` is what `model.weights` takes.
+The model is trained on all sums. The splits are for reinforcement learning. Set `model.weights` to the folder `model`.
 """
 
 import argparse
@@ -28,34 +27,43 @@ from models import registry, tokenizers
 from models.model import build
 from models.weights.export import export
 
-SIZES = {"test": 80, "validation": 24}  # sums that are not among those of train.jsonl
+SIZES = {"test": 80, "validation": 24}  # number of sums; the others are in train.jsonl
 SOLVER, VERIFIER = "Add.", "Check."
-FORGETS = 0.6  # share of the teacher's answers that are the first number
-ROUNDS, CHATS, BATCH = 2, 8, 96  # of a chat, of a sum and an agent, of a step
+FORGETS = 0.6  # probability that the teacher forgets the second number
+ROUNDS, CHATS, BATCH = 2, 8, 96  # rounds per conversation, conversations per sum and agent, batch size
 
 
 def sums() -> dict[str, list[tuple[int, int]]]:
-    """All sums of two digits and 1, 2 or 3, in parts."""
-    found = [(a, b) for a in range(10, 97) for b in range(1, 4)]
-    random.Random(0).shuffle(found)
-    parts = {part: [found.pop() for _ in range(size)] for part, size in SIZES.items()}
-    return {"train": found, **parts}
+    """Return all sums of a two-digit number and 1, 2 or 3 by split."""
+    pairs = [(a, b) for a in range(10, 97) for b in range(1, 4)]
+    random.Random(0).shuffle(pairs)
+    parts = {part: [pairs.pop() for _ in range(size)] for part, size in SIZES.items()}
+    return {"train": pairs, **parts}
 
 
 def question(a: int, b: int) -> str:
-    """As the programs read it."""
+    """Return the question of a sum."""
     return f"{a}+{b}="
 
 
 def teacher(rng: random.Random, a: int, b: int) -> str:
-    """What the teacher says."""
+    """Return a completion of the teacher."""
     return str(a if rng.random() < FORGETS else a + b)
 
 
 def chat(rng: random.Random, renderer: Renderer, system: str, a: int, b: int, hears: bool):
-    """The ids of all rounds of one agent, and which of them are its answers; both teachers draw anew each time.
+    """Generate a conversation of one agent.
 
-    hears  it hears the other one's number before it answers, as the verifier does
+    Args:
+        rng: Source of randomness.
+        renderer: Renders messages as tokens.
+        system: System prompt.
+        a: First number.
+        b: Second number.
+        hears: Whether the agent gets the other's number before its first completion, like the verifier.
+
+    Returns:
+        Token ids, and whether each is part of a completion.
     """
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question(a, b)}]
     ids, answers = [], []
@@ -71,7 +79,7 @@ def chat(rng: random.Random, renderer: Renderer, system: str, a: int, b: int, he
 
 
 def batches(steps: int):
-    """(ids, whether each is part of an answer) [B, T] of every step, solvers and verifiers in turn: T is their own."""
+    """Yield token ids and completion masks, both [B, T], of solvers and verifiers in turn."""
     rng, renderer = random.Random(1), Renderer(tokenizers.load("tiny"))
     known = [pair for part in sums().values() for pair in part]
     pools = [
@@ -83,7 +91,7 @@ def batches(steps: int):
 
 
 def train(steps: int, lr: float):
-    """The shape of the model, and its weights after so many steps."""
+    """Train the model and return its config and weights."""
     cfg = dataclasses.replace(registry.get("tiny").config, **model_configs.tiny().shape.to_dict())
     model = build(cfg)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_onecycle_schedule(steps, lr)))
@@ -95,21 +103,21 @@ def train(steps: int, lr: float):
 
     @jax.jit
     def update(params, state, ids, answers):
-        found, gradients = jax.value_and_grad(loss)(params, ids, answers)
+        error, gradients = jax.value_and_grad(loss)(params, ids, answers)
         changes, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, changes), state, found
+        return optax.apply_updates(params, changes), state, error
 
     params = model.init(jax.random.key(0))
     state = optimizer.init(params)
     for step, (ids, answers) in enumerate(batches(steps)):
-        params, state, found = update(params, state, ids, answers)
+        params, state, error = update(params, state, ids, answers)
         if step % 25 == 0 or step == steps - 1:
-            print(f"step {step}: loss of a token {found:.3f}", flush=True)
+            print(f"step {step}: loss per token {error:.3f}", flush=True)
     return cfg, params
 
 
 def main() -> None:
-    """Writes the model and the sums."""
+    """Write the model and the sums."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=1200)

@@ -1,6 +1,6 @@
-"""Reinforcement learning of language models that act together: sampling, rollouts, algorithms, the training loop.
+"""Reinforcement learning for teams of language models.
 
-Importing the package imports nothing else, so that reports and error messages come without waiting for JAX.
+Importing the package does not import JAX, so that reports and error messages appear quickly.
 """
 
 __version__ = "0.1.0"

@@ -3,10 +3,10 @@
     python scripts/call_path.py                                          # tic-tac-toe with PPO, arithmetic with GRPO
     python scripts/call_path.py --config=experiments/sudoku.py:at_grpo --config.rollout.num_envs=16
 
-Runs one training step of each config and looks at the call stack whenever one of these is entered: what builds the
-model, the optimizer and the rollout; the forward pass of the model, a step of the game or an episode of the task, the
-advantages, the loss, and the step of the optimizer. It counts the functions of this repository on these stacks: what a
-reader passes on the way down. Helpers that return before are not counted. `--list` prints the functions.
+Runs one training step of each config and records the call stack whenever one of the `LANDMARKS` is called: functions
+that build the model, the optimizer and the rollout, the forward pass, a step of the game or an episode of the task, the
+advantages, the loss, and the optimizer step. Counts the functions of this repository on these stacks, which are those
+that a reader follows. `--list` prints them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
-LANDMARKS = {  # (folder, name of a function): what it is
+LANDMARKS = {  # (folder, name of a function): description
     ("models/model.py", "build"): "model",
     ("marl_jax/learning/", "make_optimizer"): "optimizer",
     ("marl_jax/algorithms/", "rollout"): "rollout",
@@ -46,19 +46,20 @@ TASK = ("--config=experiments/arithmetic.py", "--config.task.n_episodes=16", "--
 
 
 class CallPath:
-    """Collects the functions on the stacks of the landmarks, in the order in which they are first seen."""
+    """A profiler that collects the functions on the stacks of the landmarks, in order."""
 
     def __init__(self) -> None:
         self.functions: dict[tuple[str, str], None] = {}
         self.seen: collections.Counter[str] = collections.Counter()
 
     def __call__(self, frame: FrameType, event: str, _) -> None:
+        """Record the stack if a landmark is called; see `sys.setprofile`."""
         if event != "call" or (name := frame.f_code.co_name) not in NAMES:
             return
         file = self._file(frame)
-        found = (what for (folder, own), what in LANDMARKS.items() if own == name and file.startswith(folder))
-        landmark = next(found, "")
-        if not landmark or self.seen[landmark] >= 200:  # the same stacks again and again
+        matching = (what for (folder, own), what in LANDMARKS.items() if own == name and file.startswith(folder))
+        landmark = next(matching, "")
+        if not landmark or self.seen[landmark] >= 200:  # the same stacks repeat
             return
         self.seen[landmark] += 1
         stack = []
@@ -71,7 +72,7 @@ class CallPath:
         self.functions |= dict.fromkeys(reversed(stack))
 
     def _file(self, frame: FrameType) -> str:
-        """Return the file of a frame within the repository, "" for others."""
+        """Return the path of a frame's file within the repository, or ""."""
         file = frame.f_code.co_filename
         inside = file.startswith(f"{ROOT}{os.sep}") and not file.startswith((f"{ROOT}/.", f"{ROOT}/scripts/"))
         return file.removeprefix(f"{ROOT}{os.sep}") if inside else ""
@@ -81,7 +82,7 @@ NAMES = {name for _, name in LANDMARKS}
 
 
 def trace(arguments: tuple[str, ...]) -> CallPath:
-    """Run one training step with launch.py and return what was called on the way."""
+    """Run one training step with launch.py and return the recorded functions."""
     import launch
 
     path = CallPath()

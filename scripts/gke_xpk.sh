@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A run on TPUs of a GKE cluster that XPK manages (pip install xpk).
+# Train on TPUs of a GKE cluster managed by XPK (pip install xpk).
 #
 #   export NAME=hanabi PROJECT=my-project ZONE=us-west4-a CLUSTER=tpus IMAGE=us-docker.pkg.dev/my-project/images/marl_jax
-#   scripts/gke_xpk.sh image       # builds the image and pushes it
-#   scripts/gke_xpk.sh run         # submits the workload; after a preemption the cluster starts it again by itself
-#   scripts/gke_xpk.sh logs        # follows the pod of process 0
-#   scripts/gke_xpk.sh delete      # ends the workload; the volume keeps the run
+#   scripts/gke_xpk.sh image       # build and push the image
+#   scripts/gke_xpk.sh run         # submit the workload; the cluster restarts it after a preemption
+#   scripts/gke_xpk.sh logs        # follow the log of process 0
+#   scripts/gke_xpk.sh delete      # delete the workload; the run stays on the volume
 #
-# CLUSTER=new-name scripts/gke_xpk.sh cluster makes a cluster with one slice first. Without XPK: scripts/gke_jobset.yaml.
+# CLUSTER=new-name scripts/gke_xpk.sh cluster creates a cluster with one slice. Without XPK, use scripts/gke_jobset.yaml.
 set -euo pipefail
 
 # ------------------------------------------------------------------------------------------------------- parameters
@@ -17,7 +17,7 @@ ZONE=${ZONE:?the zone, e.g. ZONE=us-west4-a}
 CLUSTER=${CLUSTER:?the cluster, e.g. CLUSTER=tpus}
 IMAGE=${IMAGE:?the name of the image, e.g. IMAGE=us-docker.pkg.dev/my-project/images/marl_jax}
 TYPE=${TYPE:-v5litepod-16}                   # v5litepod-16 is v5e:4x4, v5p-16 is v5p:2x2x2, v6e-64 is v6e:8x8
-STORAGE=${STORAGE:-share}                    # a storage attached with 'xpk storage attach', mounted at /mnt/share
+STORAGE=${STORAGE:-share}                    # storage attached with 'xpk storage attach', mounted at /mnt/share
 RESTARTS=${RESTARTS:-100}
 CONFIG=${CONFIG:-experiments/hanabi_selfplay.py:qwen2.5-7b}
 FLAGS=${FLAGS:---config.mesh.fsdp=4 --config.mesh.tensor=4}
@@ -34,7 +34,7 @@ case "${1:-}" in
     docker push "$IMAGE"
     ;;
   run)
-    # exec: SIGTERM must reach Python, which saves; the grace period is the time it has for that.
+    # exec passes SIGTERM to Python, which saves a checkpoint within the grace period.
     xpk workload create "${place[@]}" --workload="$NAME" --tpu-type="$TYPE" --num-slices=1 --docker-image="$IMAGE" \
       --storage="$STORAGE" --max-restarts="$RESTARTS" --termination-grace-period-seconds=300 \
       --command="exec python launch.py --config=$CONFIG --workdir=/mnt/share/runs/$NAME \

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs on one GPU, by name, one after another: speeds, language tasks, debates, games (docs/results.md, performance.md).
+# Reproduce results on one GPU by name: speed, language tasks, debates, games (docs/results.md, docs/performance.md).
 #
 #   MARL_JAX_DATA=FOLDER QWEN_05B=FILE.gguf QWEN_15B=FILE.gguf scripts/gpu_results.sh NAME …
 #
-# QWEN_05B, QWEN_15B and SMOLLM2 are Qwen2.5-Coder-0.5B-Instruct, -1.5B-Instruct and SmolLM2-135M-Instruct. What a name
-# leaves is under $OUT (default: runs/gpu_results), its output in $OUT/NAME.log. Training continues where it was stopped,
-# so a name can be run again; LIMIT=600 stops each of its commands politely after so many seconds, and what was learnt by
-# then is evaluated; of debates, STEPS=40 is the number of updates (50), and PROBLEMS=1000 of each test set at most (all).
+# QWEN_05B, QWEN_15B and SMOLLM2 are Qwen2.5-Coder-0.5B-Instruct, -1.5B-Instruct and SmolLM2-135M-Instruct. Results are
+# written to $OUT (default: runs/gpu_results) and logs to $OUT/NAME.log. Interrupted training resumes when a name is run
+# again. LIMIT=600 stops each command after 600 seconds and evaluates the last checkpoint. For debates, STEPS is the number
+# of updates (default: 50) and PROBLEMS the maximum number of problems per test set (default: all).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${OUT:-runs/gpu_results}
@@ -25,7 +25,7 @@ sampler() {
 
 start() { run -m benchmarks.start --cases=selfplay:smollm2,imitation:smollm2; }
 
-serving() { # weights are random, the tokenizer is that of the file
+serving() { # random weights, tokenizer from the file
   mkdir -p "$out/weights/qwen2.5-0.5b-instruct"
   ln -sf "$(realpath "$QWEN_05B")" "$out/weights/qwen2.5-0.5b-instruct/model.gguf"
   for workers in 0 4; do
@@ -34,7 +34,7 @@ serving() { # weights are random, the tokenizer is that of the file
   done
 }
 
-idle() { # the share of a step in which the GPU waits for the host
+idle() { # fraction of a step in which the GPU waits for the host
   train "idle_$1" --config=experiments/"$2".py:single_grpo+qwen2.5-coder-0.5b --config.steps=6 "${@:3}" \
     --config.task.params.turns=1 --config.task.n_episodes=2048 --config.task.max_num_seqs=1024 \
     --config.task.max_new_tokens=300 --config.task.max_length=1024 --config.model.weights="$QWEN_05B" \
@@ -47,7 +47,7 @@ idle_code() { idle code code_generation; }
 
 # --- language tasks
 
-gsm8k_single() { # as many answers as the team of two has in results.md
+gsm8k_single() { # as many completions as the team of two in results.md
   train gsm8k_single --config=experiments/math_reasoning.py:single_grpo+qwen2.5-coder-1.5b --config.steps=9 \
     --config.task.params.tool=False --config.task.params.turns=1 --config.model.weights="$QWEN_15B" \
     --config.task.n_episodes=1024 --config.task.max_num_seqs=1024 --config.task.max_new_tokens=300 \
@@ -55,7 +55,7 @@ gsm8k_single() { # as many answers as the team of two has in results.md
     --config.optim.warmup=2 && evaluate gsm8k_single --config.eval.games=1319
 }
 
-# --- debates: one row of the table each, with its tests
+# --- debates: one row of the table each, with its evaluations
 
 last=(--step=newest --config.eval.every=0 --config.checkpoint.best_metric=)
 
@@ -68,7 +68,7 @@ debate_untuned() { debate gsm8k/untuned --tests=debate,samples,refine,transfer; 
 debate_correctness() { debate gsm8k/correctness --tests=debate,samples,transfer "${last[@]}"; }
 debate_single() { debate gsm8k/single --tests=debate,samples "${last[@]}"; }
 debate_anli() { debate anli/untuned,anli/correctness --tests=debate,samples,transfer "${last[@]}"; }
-debate_pair() { # the other model is SmolLM2-135M, from the file $SMOLLM2 where it is given
+debate_pair() { # the other model is SmolLM2-135M, from the file $SMOLLM2 if given
   debate gsm8k/pair_untuned,gsm8k/pair --tests=debate "${last[@]}" --config.policies.ben.model.remat=none \
     ${SMOLLM2:+--config.policies.ben.model.weights="$SMOLLM2"}
 }
@@ -78,13 +78,13 @@ verifier() {
     --config.model.weights="$QWEN_05B" --config.task.max_new_tokens=300 --config.task.max_num_seqs=512
 }
 
-debate_verifier() { # after `verifier`, whose balanced one scores the answers; the best checkpoint on validation is tested
+debate_verifier() { # after `verifier`; its balanced verifier scores the answers, and the best checkpoint is tested
   local port=${PORT:-8100} server status
   XLA_PYTHON_CLIENT_MEM_FRACTION=0.15 python launch.py --mode=serve_reward --workdir="$out/verifier/balanced" \
     --config.serve.port="$port" &
   server=$!
   until (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null && kill -0 $server; do
-    kill -0 $server 2>/dev/null || { echo "the reward server has ended" >&2; return 1; }
+    kill -0 $server 2>/dev/null || { echo "the reward server has stopped" >&2; return 1; }
     sleep 0.5
   done
   XLA_PYTHON_CLIENT_MEM_FRACTION=0.75 debate gsm8k/untuned,gsm8k/verifier --tests=debate,samples,transfer \
@@ -103,10 +103,10 @@ hanabi() {
     evaluate hanabi --config.eval.games=1024 --config.eval.opponents="('convention',)"
 }
 
-# the sizes and steps of imitation of both puzzles
+# sizes and imitation steps of both puzzles
 declare -A puzzles=([plan_path]="--small --games=256 --sft_steps=15" [sokoban]="--games=128 --sft_steps=20")
 
-planning_table() { # GAME FOLDER ROWS MODEL FILE, and flags
+planning_table() { # GAME FOLDER ROWS MODEL FILE FLAGS…
   local game=$1
   # shellcheck disable=SC2086 # several words
   run -m experiments.tables.planning --steps=80 ${puzzles[$game]} --only="$game/${3//,/,$game/}" --workdir="$out/$2_$game" \
@@ -121,7 +121,7 @@ planning() {
   done
 }
 
-planning_larger() { # the best row of `planning` with a larger model; GAMES=sokoban for one game
+planning_larger() { # best row of `planning` with a larger model; GAMES=sokoban for one game
   local game
   for game in ${GAMES:-plan_path sokoban}; do
     planning_table "$game" planning_larger single,grpo qwen2.5-coder-0.5b "$QWEN_05B" --seeds="${SEEDS:-1}" \
@@ -129,13 +129,13 @@ planning_larger() { # the best row of `planning` with a larger model; GAMES=soko
   done
 }
 
-reasoned() { # NAME, and flags: Plan-Path from the untuned model
+reasoned() { # NAME FLAGS…: Plan-Path from the untrained model
   train "plan_path_$1" --config=experiments/plan_path.py:grpo+qwen2.5-coder-0.5b+small --config.steps=60 \
     --config.rollout.num_envs=32 --config.model.weights="$QWEN_05B" --config.model.remat=none --config.eval.every=20 \
     --config.eval.games=512 "${@:2}"
 }
-planning_choice() { reasoned choice; } # names of moves alone
-planning_reasoned() {                  # free answers with a reason before the move
+planning_choice() { reasoned choice; } # moves only
+planning_reasoned() {                  # free completions with reasoning before the move
   reasoned reasoned --config.env.reasoning=True --config.rollout.completion=free --config.rollout.max_new_tokens=80 \
     --config.algo.entropy_coef=0.0 --config.algo.tis_clip=2.0
 }
@@ -143,7 +143,7 @@ planning_reasoned() {                  # free answers with a reason before the m
 names=$(declare -F | awk '{print $3}' | grep -vxE 'run|train|evaluate|idle|debate|planning_table|reasoned')
 [ $# -gt 0 ] || { echo "names: $(echo "$names" | paste -sd ' ')" >&2; exit 2; }
 for name in "$@"; do
-  grep -qx "$name" <<<"$names" || { echo "no $name; names: $(echo "$names" | paste -sd ' ')" >&2; exit 2; }
+  grep -qx "$name" <<<"$names" || { echo "unknown name $name; names: $(echo "$names" | paste -sd ' ')" >&2; exit 2; }
 done
 failed=()
 for name in "$@"; do

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs a command again until it ends well: what was saved continues, so a lost worker costs a few minutes.
+# Restart a command until it succeeds. Runs resume from their checkpoints, so a lost worker costs a few minutes.
 #
 #   scripts/keep_running.sh python launch.py --config=... --workdir=...
 #
-# Status 0 is the end (all steps done, or stopped by SIGTERM), 2 a command that is refused and would be again. SIGTERM and
-# SIGINT are passed on, and nothing is started after them.
+# Stops at status 0 (all steps done, or stopped by SIGTERM) and 2 (invalid command). Forwards SIGTERM and SIGINT to the
+# command and does not restart it afterwards.
 set -uo pipefail
 
-ATTEMPTS=${ATTEMPTS:-100}    # in all
-PAUSE=${PAUSE:-30}           # seconds before the next one: time for the others to notice too
+ATTEMPTS=${ATTEMPTS:-100}    # maximum number of attempts
+PAUSE=${PAUSE:-30}           # seconds between attempts, so that other workers notice the failure
 
 stopped=no
 pass_on() {
@@ -20,10 +20,10 @@ trap pass_on TERM INT
 for ((attempt = 1; attempt <= ATTEMPTS; attempt++)); do
   "$@" &
   child=$!
-  [[ $stopped == yes ]] && pass_on # it came while the command was being started
+  [[ $stopped == yes ]] && pass_on # the signal came before the command was started
   wait "$child"
   status=$?
-  while kill -0 "$child" 2>/dev/null; do # a signal ended the waiting, not the command
+  while kill -0 "$child" 2>/dev/null; do # a signal interrupted `wait`, not the command
     wait "$child"
     status=$?
   done

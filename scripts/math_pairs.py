@@ -1,9 +1,9 @@
-r"""Writes the generated half of the math verifier's hard test: gold answers in equal and nearly equal forms.
+r"""Generate pairs of equal and nearly equal answers to test the math verifier.
 
     PYTHONPATH=. python scripts/math_pairs.py > tests/envs/tasks/math_pairs_generated.jsonl
 
-The label is known by construction: sympy rewrites a value without changing it (expand, factor, apart, a common
-denominator, other spellings), or something that changes it is added first. The verifier is not imported here.
+The label is known by construction: sympy rewrites a value without changing it (expand, factor, partial fractions, a
+common denominator, other notations), or the value is changed first. The verifier is not imported here.
 """
 
 import json
@@ -12,7 +12,7 @@ import random
 import sympy as sp
 
 X, Y, N = sp.symbols("x y n")
-PER_KIND = 15  # equal pairs, and as many unequal ones, of each kind
+PER_KIND = 15  # number of equal pairs per kind, and of unequal ones
 FRAMES = (
     r"We find $\boxed{%s}$.", r"\boxed{%s}", "Step 1. We simplify.\n\\[\\boxed{%s}\\]\nThis completes the solution.",
     r"**Final answer:** $$\boxed{%s}$$", r"The answer is \(\boxed{%s}\). Check: it fits.",
@@ -20,13 +20,13 @@ FRAMES = (
 
 
 def number(rng, low=-60, high=60):
-    """A rational number that is no integer."""
+    """Return a rational number that is not an integer."""
     q = rng.randint(2, 12)
     return sp.Rational(rng.choice([p for p in range(low, high) if p % q]), q)
 
 
 def spelled(rng, value):
-    """A rational number as LaTeX, in one of the ways people write it."""
+    """Write a rational number as LaTeX in a random notation."""
     value = sp.Rational(value)
     p, q = value.p, value.q
     sign, a = ("-", -p) if p < 0 else ("", p)
@@ -42,7 +42,7 @@ def spelled(rng, value):
 
 
 def fraction(rng, equal):
-    """p/q in another spelling; unequal: another numerator, the other sign, upside down, or rounded."""
+    """Rewrite p/q; if unequal, change the numerator or sign, invert or round it."""
     value = number(rng)
     if equal:
         return sp.latex(value), spelled(rng, value)
@@ -53,7 +53,7 @@ def fraction(rng, equal):
 
 
 def radical(rng, equal):
-    """(a + b√c)/d, with the root in the denominator or the terms in another order; unequal: one number differs."""
+    """Rewrite (a + b√c)/d; if unequal, change one number."""
     a, b, c, d = rng.randint(1, 9), rng.choice([-3, -2, 2, 3, 5]), rng.choice([2, 3, 5, 6, 7, 10]), rng.randint(2, 7)
     value = (a + b * sp.sqrt(c)) / d
     other = value if equal else (a + rng.choice([(b + 1) * sp.sqrt(c), b * sp.sqrt(c + 4), -b * sp.sqrt(c)])) / d
@@ -62,7 +62,7 @@ def radical(rng, equal):
 
 
 def polynomial(rng, equal):
-    """A product of linear factors, expanded or in Horner form; unequal: one coefficient differs."""
+    """Rewrite a product of linear factors; if unequal, change one coefficient."""
     value = sp.prod(rng.choice([1, 2, 3]) * X + rng.choice([-4, -3, -1, 1, 2, 5]) for _ in range(rng.randint(2, 3)))
     other = value if equal else sp.expand(value) + rng.choice([1, -2, X, -3 * X, X**2])
     form = rng.choice([sp.expand, sp.factor, sp.horner])
@@ -70,7 +70,7 @@ def polynomial(rng, equal):
 
 
 def rational_function(rng, equal):
-    """A quotient over one denominator or in partial fractions; unequal: a term more."""
+    """Rewrite a rational function; if unequal, add a term."""
     a, b = rng.sample([-4, -3, -2, -1, 1, 2, 3, 5], 2)
     value = rng.randint(1, 5) / (X + a) + rng.choice([-3, -1, 2, 4]) / (X + b)
     other = value if equal else value + rng.choice([1, 1 / (X + a), -2 / (X + b)])
@@ -78,7 +78,7 @@ def rational_function(rng, equal):
 
 
 def constant(rng, equal):
-    """Multiples of π, e and logarithms, rewritten; unequal: rounded to four places, or another multiple."""
+    """Rewrite multiples of π, e and logarithms; if unequal, round or change the multiple."""
     q, n = number(rng, 1, 40), rng.randint(2, 9)
     value, forms = rng.choice([
         (q * sp.pi, [rf"\frac{{{q.p}\pi}}{{{q.q}}}", rf"\frac{{{q.p}}}{{{q.q}}}\pi", rf"\pi \cdot {q.p}/{q.q}"]),
@@ -94,7 +94,7 @@ def constant(rng, equal):
 
 
 def integer(rng, equal):
-    """A large integer with separators, as a product or in scientific form; unequal: a digit or the exponent differs."""
+    """Rewrite a large integer; if unequal, change a digit or the exponent."""
     k, e = rng.randint(2, 99), rng.randint(3, 7)
     value = k * 10**e if rng.random() < 0.5 else rng.randint(1000, 9_999_999)
     wrong = value + 10 ** rng.randint(0, 2) if rng.random() < 0.5 else value * 10
@@ -108,7 +108,7 @@ def integer(rng, equal):
 
 
 def percentage(rng, equal):
-    """A share as percent, decimal or fraction; unequal: a tenth or ten times of it, or another one."""
+    """Rewrite a percentage; if unequal, change it, for example by a factor of ten."""
     p = rng.choice([5, 12, 15, 20, 24, 35, 40, 45, 60, 64, 75, 80])
     if equal:
         return rf"{p}\%", rng.choice([rf"{p}\%", f"{p}%", str(p), f"{p / 100:g}", spelled(rng, sp.Rational(p, 100)),
@@ -118,7 +118,7 @@ def percentage(rng, equal):
 
 
 def measured(rng, equal):
-    """A quantity with its unit, in a sentence or in another spelling; unequal: another number or another unit."""
+    """Rewrite a quantity with its unit; if unequal, change the number or the unit."""
     n = rng.randint(2, 300)
     unit, names, other = rng.choice([
         ("cm", [r"\text{ cm}", " cm", r"\,\mathrm{cm}", r"\text{ centimeters}"], "m"),
@@ -133,7 +133,7 @@ def measured(rng, equal):
 
 
 def collection(rng, equal):
-    """A set in another order and spelling; unequal: an element more, less or changed."""
+    """Rewrite a set in another order; if unequal, add, remove or change an element."""
     pool = sorted({number(rng) for _ in range(12)} | set(map(sp.Integer, range(-5, 6))))
     values = rng.sample(pool, rng.randint(2, 5))
     shuffled = values[:]
@@ -152,7 +152,7 @@ def collection(rng, equal):
 
 
 def point(rng, equal):
-    """A tuple in another spelling; unequal: two entries exchanged, one changed or one left out."""
+    """Rewrite a tuple; if unequal, swap, change or remove an entry."""
     values = rng.sample([*range(-9, 10)], rng.randint(2, 4))
     values[0] = number(rng)
     other = values[:]
@@ -170,7 +170,7 @@ def point(rng, equal):
 
 
 def interval(rng, equal):
-    """An interval as one or as an inequality; unequal: an end open instead of closed, or another end."""
+    """Rewrite an interval or inequality; if unequal, change an end or whether it is open."""
     a, b = sorted(rng.sample(range(-20, 20), 2))
     low, high = rng.choice("(["), rng.choice(")]")
     gold = f"{low}{a},{b}{high}"
@@ -191,7 +191,7 @@ def interval(rng, equal):
 
 
 def matrix(rng, equal):
-    """A matrix with other brackets and spellings; unequal: transposed or one entry changed."""
+    """Rewrite a matrix; if unequal, transpose it or change an entry."""
     rows, columns = rng.choice([(2, 2), (2, 3), (3, 1)])
     values = [[number(rng) if rng.random() < 0.3 else sp.Integer(rng.randint(-9, 9)) for _ in range(columns)]
               for _ in range(rows)]  # fmt: skip
@@ -211,7 +211,7 @@ def matrix(rng, equal):
 
 
 def complex_number(rng, equal):
-    """a + bi in another order or as a product; unequal: conjugated or one part changed."""
+    """Rewrite a complex number; if unequal, conjugate it or change a part."""
     a, b = rng.choice([-7, -4, -2, 3, 5, 8]), rng.choice([-6, -3, 2, 4, 9])
     c, d = (a, b) if equal else rng.choice([(a, -b), (a + 1, b), (b, a)])
     halves = rf"\frac{{{2 * c} {2 * d:+d}i}}{{2}}"
@@ -219,7 +219,7 @@ def complex_number(rng, equal):
 
 
 def equation(rng, equal):
-    """A line, solved or not and multiplied by a number; unequal: another slope or intercept."""
+    """Rewrite the equation of a line; if unequal, change the slope or intercept."""
     m, b, k = rng.choice([-3, -2, 2, 4]), rng.choice([-5, -1, 3, 7]), rng.choice([2, 3, -1])
     m2, b2 = (m, b) if equal else rng.choice([(m, b + 1), (-m, b), (m + 1, b)])
     line = m2 * X + b2
@@ -236,7 +236,7 @@ KINDS = (
 
 
 def pairs(per_kind=PER_KIND, seed=""):
-    """Every pair: kind, gold, text, right."""
+    """Yield every pair as {"kind", "gold", "text", "right"}."""
     for make in KINDS:
         seen = set()
         for right in (True, False):

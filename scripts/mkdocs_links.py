@@ -1,4 +1,4 @@
-"""Hook of mkdocs: links to files outside docs/ become plain text, because the site does not contain them."""
+"""mkdocs hook that replaces links to files outside docs/ by plain text."""
 
 import posixpath
 import re

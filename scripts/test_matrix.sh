@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# All tests with several versions of JAX and Flax, each in an environment of its own: `make test-matrix`.
+# Run all tests with several versions of JAX and Flax, each in a separate environment (`make test-matrix`).
 #
-#   scripts/test_matrix.sh [PYTHON:JAX:FLAX …]     a version may be a beginning (0.11) or "newest"
+#   scripts/test_matrix.sh [PYTHON:JAX:FLAX …]     a version may be a prefix (0.11) or "newest"
 #
-# MAKE_TARGET=quick runs the quick tests only. An interpreter that is not there is named and left out.
+# MAKE_TARGET=quick runs the quick tests only. Missing interpreters are reported and skipped.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 [ $# -gt 0 ] || set -- python3.11:0.10.2:0.12.8 python3.12:0.11.2:0.12.10 python3.13:newest:newest
@@ -14,7 +14,7 @@ failed=() ran=0
 for entry in "$@"; do
   IFS=: read -r python jax flax <<<"$entry"
   if ! "$python" -c '' 2>/dev/null; then
-    echo "$entry: no $python here, left out"
+    echo "$entry: skipped, $python is not installed"
     continue
   fi
   echo "== $entry"
@@ -25,5 +25,5 @@ for entry in "$@"; do
     "$venv/bin/python" -c 'import flax, jax, orbax.checkpoint as o; print("JAX", jax.__version__, "Flax", flax.__version__, "Orbax", o.__version__)' &&
     make VENV="$venv" PYTHON="$python" "${MAKE_TARGET:-test}" || failed+=("$entry")
 done
-[ $ran -eq 1 ] || { echo "none of these interpreters is here" >&2; exit 1; }
+[ $ran -eq 1 ] || { echo "none of these interpreters is installed" >&2; exit 1; }
 [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }

@@ -1,4 +1,7 @@
-"""Write docs/texts.md: an opening and two events of every game in every style. `python -m scripts.texts_page`"""
+"""Write docs/texts.md: a first prompt and two events of every game in every style.
+
+python -m scripts.texts_page
+"""
 
 import pathlib
 
@@ -24,20 +27,20 @@ FORMS = {
 }
 HEAD = f"""# Texts
 
-What a model reads in each game. This page is written by `python -m scripts.texts_page`, and a test compares them.
+The prompts of every game. `python -m scripts.texts_page` generates this page, and a test checks that it is current.
 
-- `env.text=full`: natural language. `compact`: about one token per fact, for every tokenizer. `brief`: characters
+- `env.text=full`: natural language. `compact`: about one token per fact, for every tokenizer. `brief`: a few characters
   without rules, for byte-level models trained from scratch.
-- `env.reasoning=True`, for free answers to full texts, asks `{REASONED.strip()} …`
-  where the question says `{HOW.strip()} …`, and only a name behind the mark counts: an answer cut short names nothing.
-- A prompt is rules, role, position and question. With the context `turn` every decision reads such a prompt. With
-  `history` it opens a conversation, and a later turn reads what happened since: an event for every move, the reader's
-  own included, and a short question. Opening and events together say what the present position would.
-- Compact texts come in notations. One in words is shown here; in it facts begin with a space and a letter, where
-  byte-pair tokenizers split. One in signs is for bytes. Compiling checks every border and takes the notation with the
-  fewest tokens.
+- `env.reasoning=True`, for free completions of full prompts, asks `{REASONED.strip()} …`
+  instead of `{HOW.strip()} …`, and only a move after the mark counts: a truncated completion names no move.
+- A prompt consists of rules, role, position and question. With `env.context=turn`, every turn has such a prompt. With
+  `history`, it starts a conversation, and a later turn adds the events since the last one, which are all moves
+  including the player's, and a short question. The first prompt and the events determine the current position.
+- Compact prompts have several notations. The one shown here uses words; its facts start with a space and a letter,
+  where byte-pair tokenizers split. Another one uses signs, for bytes. The compiler checks every token boundary and picks
+  the notation with the fewest tokens.
 
-Tokens of Hanabi for two players, 12 games of the convention bot, SmolLM2's tokenizer and its chat format:
+Number of tokens in Hanabi for two players (12 games of the convention bot, SmolLM2's tokenizer and chat template):
 
 | | full | compact |
 | --- | --- | --- |
@@ -45,12 +48,12 @@ Tokens of Hanabi for two players, 12 games of the convention bot, SmolLM2's toke
 | position and question, mean (longest) | 258 (285) | 102 (123) |
 | event of an own move, mean (longest) | 92 (111) | 24 (30) |
 | event of the partner's move, mean (longest) | 101 (125) | 31 (41) |
-| all that a later turn reads, mean | 209 | 68 |
+| prompt of a later turn, mean | 209 | 68 |
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     return HEAD + "".join(_form(title, dict(params)) for title, params in FORMS.items())
 
 
@@ -60,12 +63,12 @@ def _form(title: str, params: dict) -> str:
     seat = game.n_players - 1
     parts = [f"\n## {title}\n\nRead by seat {seat} before the move of seat 0, and two events.\n"]
     for style in text.STYLES:
-        found = make_text(game, style)
-        opening = "\n".join(s for s in (found.rules, found.roles[seat]) if s)
-        opening += ("\n" if opening else "") + found.observe(states[0], seat) + found.questions[seat]
-        numbers = jax.jit(found.event_indices)
+        prompt = make_text(game, style)
+        opening = "\n".join(s for s in (prompt.rules, prompt.roles[seat]) if s)
+        opening += ("\n" if opening else "") + prompt.observe(states[0], seat) + prompt.questions[seat]
+        numbers = jax.jit(prompt.event_indices)
         events = [
-            found.events.text(jax.device_get(numbers(before, action, after, seat)))
+            prompt.events.text(jax.device_get(numbers(before, action, after, seat)))
             for before, action, after in zip(states, actions, states[1:], strict=False)
         ]
         lines = [opening, "----", *(event.rstrip("\n") for event in events)]
@@ -74,7 +77,7 @@ def _form(title: str, params: dict) -> str:
 
 
 def _moves(game) -> tuple[list, list]:
-    """Two moves from the start of a game, each the middle one of those that are legal."""
+    """Play two moves from the start of a game, each the middle legal one."""
     step, legal_of = jax.jit(game.step), jax.jit(game.legal)
     states, actions = [jax.jit(game.reset)(jax.random.key(1))], []
     for _ in range(2):

@@ -1,11 +1,11 @@
-"""A file in TinyGSM's form as problems of the math task: every program is run, and what it returns is the answer.
+"""Convert a file in TinyGSM's format to problems of the math task.
 
     PYTHONPATH=. python scripts/tiny_gsm.py tiny_gsm.jsonl problems.jsonl
     python launch.py --config=experiments/math_reasoning.py:single_grpo+qwen2.5-coder-0.5b \
         --config.task.params.dataset=problems.jsonl --config.task.params.tool=False --config.task.params.answer=program
 
-A row is {"question", "code"}, and the code has a function `simple_math_problem()`. Programs run in the sandbox. Rows
-whose program fails, or comes to no number, are left out; how many is printed.
+A row is {"question", "code"}, and the code has a function `simple_math_problem()`. Programs run in the sandbox, and
+their result is the answer. Rows with a program that fails or does not return a number are left out and counted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from envs.tasks.math.tool import printed_answer
 from envs.tasks.sandbox import Sandbox
 
 CHUNK = 1000
-"""Programs that wait for the sandbox at once."""
+"""Number of programs that are queued at the same time."""
 
 
 async def solved(path: Path, sandbox: Sandbox) -> tuple[list[dict], Counter]:
-    """Rows {id, question, answer}, and why others were left out."""
+    """Run the programs and return rows {id, question, answer} and the reasons for dropped ones."""
 
     async def one(row):
         return row, await sandbox.run(programs.to_run(row["program"]))
@@ -44,7 +44,7 @@ async def solved(path: Path, sandbox: Sandbox) -> tuple[list[dict], Counter]:
 
 
 def main(source: str, target: str, sandbox: Sandbox | None = None) -> None:
-    """Writes the problems."""
+    """Write the problems."""
     kept, dropped = asyncio.run(solved(Path(source), sandbox or Sandbox()))
     Path(target).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
     print(f"{len(kept)} problems; left out: {dict(dropped) or 'none'}")

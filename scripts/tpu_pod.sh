@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# A run on a TPU pod, all workers, through queued resources.
+# Train on all workers of a TPU pod through queued resources.
 #
 #   export NAME=hanabi PROJECT=my-project ZONE=us-west4-a REPOSITORY=https://github.com/me/marl_jax.git SHARE=10.0.0.2:/share
-#   scripts/tpu_pod.sh create      # asks for the pod and waits until it is there
-#   scripts/tpu_pod.sh install     # the code and its packages on every worker, the shared folder mounted
-#   scripts/tpu_pod.sh run         # starts the run on every worker; again: resumes it
-#   scripts/tpu_pod.sh logs        # follows the run
-#   scripts/tpu_pod.sh stop        # SIGTERM to every worker: all save at the same step and end
-#   scripts/tpu_pod.sh delete      # gives the pod back; the shared folder keeps the run
+#   scripts/tpu_pod.sh create      # request the pod and wait until it is active
+#   scripts/tpu_pod.sh install     # install the code on every worker and mount the shared folder
+#   scripts/tpu_pod.sh run         # start or resume the run on every worker
+#   scripts/tpu_pod.sh logs        # follow the log
+#   scripts/tpu_pod.sh stop        # send SIGTERM to every worker; all save at the same step and exit
+#   scripts/tpu_pod.sh delete      # delete the pod; the run stays in the shared folder
 #
-# After a preemption: delete, create, install, run, and the run continues from its newest checkpoint (docs/pods.md).
+# After a preemption, delete, create, install and run again to resume from the newest checkpoint (docs/pods.md).
 set -euo pipefail
 
 # ------------------------------------------------------------------------------------------------------- parameters
@@ -17,8 +17,8 @@ NAME=${NAME:-marl-jax}
 PROJECT=${PROJECT:?the Google Cloud project, e.g. PROJECT=my-project}
 ZONE=${ZONE:?the zone, e.g. ZONE=us-west4-a}
 TYPE=${TYPE:-v5litepod-16}                   # v5litepod-16 is v5e:4x4, v5p-16 is v5p:2x2x2, v6e-64 is v6e:8x8
-RUNTIME=${RUNTIME:-v2-alpha-tpuv5-lite}      # of the virtual machines; v2-alpha-tpuv5 for v5p, v2-alpha-tpuv6e for v6e
-SPOT=${SPOT:-yes}                            # yes: cheaper, and taken away at any time
+RUNTIME=${RUNTIME:-v2-alpha-tpuv5-lite}      # runtime version; v2-alpha-tpuv5 for v5p, v2-alpha-tpuv6e for v6e
+SPOT=${SPOT:-yes}                            # yes: cheaper, but may be preempted at any time
 REPOSITORY=${REPOSITORY:-}                   # from where the workers clone the code
 SHARE=${SHARE:-}                             # NFS (Filestore) that all workers mount: HOST:/PATH; holds runs and weights
 CONFIG=${CONFIG:-experiments/hanabi_selfplay.py:qwen2.5-7b}
@@ -40,7 +40,7 @@ case "${1:-}" in
     until [[ $(state) == ACTIVE ]]; do
       echo "$NAME is $(state)"
       if [[ $(state) == FAILED || $(state) == SUSPENDED ]]; then
-        echo "tpu_pod.sh: the request ended as $(state); '$0 delete', then try again" >&2
+        echo "tpu_pod.sh: the request is $(state); run '$0 delete' and try again" >&2
         exit 1
       fi
       sleep 30
@@ -56,7 +56,7 @@ case "${1:-}" in
       cd marl_jax && git pull -q && make tpu"
     ;;
   run)
-    # One process a worker; they find each other. Only one run at a time: a second start is refused.
+    # One process per worker, which discover each other. A second run is not started.
     on_all "cd marl_jax
       if test -f run.pid && kill -0 \$(cat run.pid) 2>/dev/null; then echo 'already running on' \$(hostname); exit 0; fi
       export MARL_JAX_WEIGHTS=/mnt/share/weights

@@ -141,7 +141,7 @@ def test_debates_are_trained_beside_the_server_of_a_verifier(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", int(port)))  # the server is gone
     done, commands = gpu_results(tmp_path, "debate_verifier", serve="exit 1")
-    assert done.returncode == 1 and len(commands) == 3 and "the reward server has ended" in done.stdout
+    assert done.returncode == 1 and len(commands) == 3 and "the reward server has stopped" in done.stdout
 
 
 def test_a_run_that_reaches_its_limit_is_evaluated(tmp_path):
