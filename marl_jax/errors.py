@@ -35,9 +35,9 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return a hint with the most similar known word, or "".
 
     Args:
-      word: Unknown word.
-      known: Known words.
-      cutoff: Minimum similarity, from 0 to 1.
+        word: Unknown word.
+        known: Known words.
+        cutoff: Minimum similarity, from 0 to 1.
     """
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""
@@ -53,10 +53,10 @@ def not_divisible(field: str, size: int, by: int, what: str) -> str:
     """Return the problem with a field that is not a multiple of `by`.
 
     Args:
-      field: Dotted name of the field.
-      size: Value of the field.
-      by: Required divisor.
-      what: Description of the divisor, such as "algo.group_size".
+        field: Dotted name of the field.
+        size: Value of the field.
+        by: Required divisor.
+        what: Description of the divisor, such as "algo.group_size".
     """
     near = " or ".join(str(n) for n in nearest(size, by))
     divisor = what if "=" in what else f"{what} ({by})"

@@ -201,8 +201,8 @@ def test_another_algorithm_brings_its_fields_and_keeps_what_was_changed(started)
     algo = started[0][1]["config"].algo
     assert set(algo) == {"name", *ALGORITHMS.get("ppo").fields}
     assert (algo.name, algo.lam, algo.critic) == ("ppo", 0.5, "head")
-    assert (algo.clip_high, algo.entropy_coef) == (0.28, 0.05)  # the experiment's
-    assert (algo.loss_agg, algo.epochs) == ("token", 2)  # nobody changed GRPO's, so these are PPO's own
+    assert (algo.clip_high, algo.entropy_coef) == (0.28, 0.05)  # from the experiment
+    assert (algo.loss_agg, algo.epochs) == ("token", 2)  # unchanged in the experiment, so these are PPO's defaults
 
 
 def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, monkeypatch):
@@ -236,7 +236,7 @@ def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, m
     assert "config.algo.beta is 2.0, but must be a number >= 0" in refused(capsys, *chosen, "--config.algo.beta=2")
     assert launch.main(["launch.py", *chosen, "--config.algo.beta=1e-5"]) == 0
     config = started[0][1]["config"]
-    # 8 is the experiment's; its entropy_coef is nothing that this algorithm accepts.
+    # 8 is from the experiment; its entropy_coef is not valid for this algorithm.
     own = {"beta": 1e-5, "epochs": 1, "minibatches": 8, "grad_accum_steps": 1, "entropy_coef": "auto"}
     assert config.algo.to_dict() == {"name": "mine", **own}
     assert config.plugins == ("my_plugin",)

@@ -44,12 +44,12 @@ def check_batches(config: ConfigDict, num_shards: int, sampling_shards: int | No
     """Check that batches divide evenly, and suggest the nearest sizes that do.
 
     Args:
-      config: Config of the run.
-      num_shards: Number of shards of a training batch.
-      sampling_shards: Number of shards of a batch of games, a multiple of `num_shards`. Defaults to `num_shards`.
+        config: Config of the run.
+        num_shards: Number of shards of a training batch.
+        sampling_shards: Number of shards of a batch of games, a multiple of `num_shards`. Defaults to `num_shards`.
 
     Raises:
-      ConfigError: If a batch does not divide.
+        ConfigError: If a batch does not divide.
     """
     if config.task.name:
         return

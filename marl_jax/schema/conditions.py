@@ -30,10 +30,10 @@ def parse(text: str) -> tuple[StopCondition, ...]:
     """Parse conditions joined by "and".
 
     Args:
-      text: Conditions such as "success>=0.99 and zero_std_groups>=0.95", or "" for none.
+        text: Conditions such as "success>=0.99 and zero_std_groups>=0.95", or "" for none.
 
     Raises:
-      ValueError: If a part is not a comparison.
+        ValueError: If a part is not a comparison.
     """
     conditions = []
     for part in re.split(r"\band\b", text) if text.strip() else ():

@@ -39,10 +39,10 @@ class Command:
     """A parsed command line.
 
     Attributes:
-      values: Parsed flags.
-      config: Config of the run with all overrides.
-      name: Name of the experiment, or "" if the config comes from --workdir.
-      warnings: Warnings to log about fields that were changed automatically.
+        values: Parsed flags.
+        config: Config of the run with all overrides.
+        name: Name of the experiment, or "" if the config comes from --workdir.
+        warnings: Warnings to log about fields that were changed automatically.
     """
 
     values: flags.FlagValues
@@ -83,7 +83,7 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     """Parse a command line.
 
     Raises:
-      ConfigError: If a flag, field or value is invalid.
+        ConfigError: If a flag, field or value is invalid.
     """
     place, argv = take(argv, "config")
     workdir, _ = take(argv, "workdir")
@@ -159,7 +159,7 @@ def load_experiment(path: str, variant: str | None) -> ConfigDict:
     """Load the config of an experiment file.
 
     Raises:
-      ConfigError: If there is no such file, or its `get_config` fails.
+        ConfigError: If there is no such file, or its `get_config` fails.
     """
     if not Path(path).is_file() or Path(path).suffix != ".py":
         known = sorted(file.name for file in (REPOSITORY / "experiments").glob("[!_]*.py"))
@@ -215,11 +215,11 @@ def follow_opponents(config: ConfigDict, before: Sequence[str]) -> tuple[str, ..
     The first opponent replaces the removed one. Without opponents, no metric selects the best checkpoint.
 
     Args:
-      config: Config of the run, updated in place.
-      before: Value of `eval.opponents` before the override.
+        config: Config of the run, updated in place.
+        before: Value of `eval.opponents` before the override.
 
     Returns:
-      Warnings to log.
+        Warnings to log.
     """
     metric = config.checkpoint.best_metric
     if not fields.TEXTS.holds(config.eval.opponents):

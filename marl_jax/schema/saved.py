@@ -18,7 +18,7 @@ def read(workdir: Path, hint: str = "") -> ConfigDict:
     """Read the config of the run in `workdir`.
 
     Raises:
-      ConfigError: If there is no config, with `hint` appended to the message, or if it has old field names.
+        ConfigError: If there is no config, with `hint` appended to the message, or if it has old field names.
     """
     values = _tuples(load(workdir, hint))
     try:

@@ -28,7 +28,7 @@ def make(c: ConfigDict) -> Any:
     """Build the task of a config.
 
     Raises:
-      TypeError, ValueError: If the task does not accept its parameters.
+        TypeError, ValueError: If the task does not accept its parameters.
     """
     return tasks().get(c.task.name)(**c.task.params.to_dict())
 

@@ -29,12 +29,12 @@ def check(config: ConfigDict, mode: str = "train", workdir: Path | None = None) 
     """Check a config; combinations are checked only if all fields and names are valid.
 
     Args:
-      config: Config of a run.
-      mode: Mode of the command. Modes that do not train skip the checks for training.
-      workdir: Folder of the run. If it or its first stage has checkpoints, `model.init_from` need not exist.
+        config: Config of a run.
+        mode: Mode of the command. Modes that do not train skip the checks for training.
+        workdir: Folder of the run. If it or its first stage has checkpoints, `model.init_from` need not exist.
 
     Raises:
-      ConfigError: If the config is invalid, with one line per problem.
+        ConfigError: If the config is invalid, with one line per problem.
     """
     try:
         load_plugins(config.get("plugins", ()))
@@ -59,7 +59,7 @@ def check_fields(config: ConfigDict) -> None:
     """Check each field on its own.
 
     Raises:
-      ConfigError: If fields are missing, unknown or invalid.
+        ConfigError: If fields are missing, unknown or invalid.
     """
     if problems := [*_single_fields(config)]:
         raise ConfigError(problems)

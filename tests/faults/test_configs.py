@@ -81,10 +81,10 @@ def test_a_table_of_positions_that_is_too_short_is_refused(changes, needed):
         setups.make(config)
     config.model.shape.max_positions = needed
     setup = setups.make(config)
-    if setup.history_turns:  # a conversation that has no position left begins again
+    if setup.history_turns:  # a conversation restarts when it runs out of positions
         history = setup.rollout.context.history
         assert history.slots(setup.backbone) == needed - len(setup.backbone.policy.prefix)
-    config.model.shape.update(dict(family="qwen2", max_positions=8))  # computed: beyond those that were learned, too
+    config.model.shape.update(dict(family="qwen2", max_positions=8))  # computed positions have no limit
     setups.make(config)
 
 
@@ -98,7 +98,9 @@ def test_a_huge_group_and_a_huge_pool_are_refused_at_once():
     start = time.monotonic()
     with pytest.raises(ConfigError, match="config.algo.group_size is 100000000000, but must be an integer from 2 to"):
         check("algo.name=grpo", "algo.group_size=100000000000")
-    with pytest.raises(ConfigError, match="plan_path: n_train must be an integer from 0 to 1,000,000, found 1000"):
+    with pytest.raises(
+        ConfigError, match="plan_path: n_train is 100000000000, but must be an integer from 0 to 1,000,000"
+    ):
         check("env.params.n_train=100000000000", config=PLAN_PATH)
     assert time.monotonic() - start < 20
 
@@ -113,12 +115,12 @@ def test_what_a_check_takes_long_over_is_shown(monkeypatch, capsys, own_console)
 @pytest.mark.parametrize(
     "game, params, words",
     [
-        ("sokoban", dict(boxes="two"), "sokoban: boxes is 'two'; accepted is a value of type int"),
-        ("sokoban", dict(walls=float("nan")), "sokoban: walls is nan; accepted is a value of type float"),
-        ("sokoban", dict(size=True), "sokoban: size is True; accepted is a value of type int or None"),
-        ("sokoban", dict(mask_invalid=1), "sokoban: mask_invalid is 1; accepted is a value of type bool"),
-        ("hanabi", dict(players=2.0), "hanabi: players is 2.0; accepted is a value of type int"),
-        ("sudoku", dict(seed=None), "sudoku: seed is None; accepted is a value of type int"),
+        ("sokoban", dict(boxes="two"), "sokoban: boxes is 'two', but must be of type int"),
+        ("sokoban", dict(walls=float("nan")), "sokoban: walls is nan, but must be of type float"),
+        ("sokoban", dict(size=True), "sokoban: size is True, but must be of type int or None"),
+        ("sokoban", dict(mask_invalid=1), "sokoban: mask_invalid is 1, but must be of type bool"),
+        ("hanabi", dict(players=2.0), "hanabi: players is 2.0, but must be of type int"),
+        ("sudoku", dict(seed=None), "sudoku: seed is None, but must be of type int"),
     ],
 )
 def test_parameters_of_games_are_checked_by_type(game, params, words):

@@ -1,4 +1,4 @@
-"""Forecasts for hardware that is not here: bytes by hand, the two programs on eight virtual devices, refusals."""
+"""Forecasts for missing hardware: bytes by hand, programs on eight virtual devices, and errors."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ WHOLE = (16 + 8 + 8) + 1
 
 @pytest.fixture(scope="module")
 def made():
-    """(config, forecast) of a tiny run by FSDP on eight devices."""
+    """Config and forecast of a tiny run with FSDP on eight devices."""
     config = tiny_run.get_config()
     config.rollout.unroll_length = 2
     config.algo.minibatches = 1
@@ -43,7 +43,7 @@ def test_bytes_of_every_kind_are_those_of_the_shards(made):
     play, learn = found.programs["play"], found.programs["learn"]
     assert play.given["parameters"] == learn.given["parameters"] == parameters
     assert learn.given["optimizer"] == 2 * parameters + 4 + 4  # Adam's moments, its count and that of the schedule
-    assert play.beside == learn.given["optimizer"]  # it stays on the chip while games are played
+    assert play.beside == learn.given["optimizer"]  # it stays on the chip during the rollout
     assert learn.beside == play.given["rollout"]
     assert learn.total == sum(learn.given.values()) + learn.temporaries + learn.outputs + learn.beside
     assert found.needs == max(play.total, learn.total) and not found.refused
@@ -91,7 +91,7 @@ def test_the_text_and_the_file_say_what_was_found(made):
 
 
 def test_samples_of_a_rollout_that_was_refused_are_split_where_they_divide(made):
-    """The update is forecast all the same: rows are split, while turns in order of time may not divide."""
+    """The update is forecast all the same, because its rows are sharded differently."""
     setup = setups.make(made[0], jax.devices(), Finder())
     tree = {"tokens": jax.ShapeDtypeStruct((32, 5), "int32"), "completion_at": jax.ShapeDtypeStruct((3, 16), "int32")}
     found = programs.by_rows(tree, setup, axis=0)
@@ -134,7 +134,7 @@ def test_the_compilers_complaint_about_memory():
 
 
 class Straight(Forecast):
-    """A forecast whose only figure is its need."""
+    """Return a forecast with only a memory size."""
 
     def fits(self, limit):
         return self.needs <= limit
@@ -166,7 +166,7 @@ def test_the_step_of_batches():
     config = tiny_run.get_config()  # four turns, two minibatches
     assert largest.step_of(config, num_shards=8) == 8
     config.algo.grad_accum_steps = 4
-    assert largest.step_of(config, num_shards=8) == 16  # 2 x 4 x 8 parts of 4 x games samples
+    assert largest.step_of(config, num_shards=8) == 16  # 4 x games samples divide into 2 x 4 x 8 parts
 
 
 # ----------------------------------------------------------------------------------------------------------- topologies
@@ -200,7 +200,9 @@ def test_other_names_are_refused(name, words, capsys):
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("processor", "words"), [("x86_64", "not installed; install it with `pip install libtpu`"), ("aarch64", "only")])
+@pytest.mark.parametrize(
+    ("processor", "words"), [("x86_64", "not installed; install it with `pip install libtpu`"), ("aarch64", "only")]
+)
 def test_without_the_tpu_compiler_it_says_what_is_missing(monkeypatch, processor, words):
     def none(**_):
         raise RuntimeError("JAX TPU support not installed; cannot generate TPU topology.")

@@ -1,4 +1,4 @@
-"""Collectives read from compiled programs, and the cost model made of them."""
+"""Collectives of compiled programs and the cost model."""
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +94,7 @@ def test_a_compiled_program_gathers_the_weights_of_every_layer():
 
 
 def result(num_shards=16, **changes):
-    """A compiled case with round numbers: 16 v5e chips by FSDP, one gather and one reduction."""
+    """Compiled result with round numbers: FSDP on 16 v5e chips with one gather and one reduction."""
     gather = dict(
         kind="all-gather",
         axes=["fsdp"],
@@ -138,7 +138,7 @@ def test_traffic_hides_behind_arithmetic_as_far_as_there_is_any():
 def test_in_a_slice_rings_grow_and_between_slices_gradients_travel():
     assert cost_model.traffic(result(), 256) == pytest.approx(16e9 * 255 / 256 + 2 * 8e9 * 255 / 256)
     found = cost_model.step(result(), 1024)
-    parts = 1e9 * 16 / 256  # each chip of a slice of 256 adds up its own part with those of three other slices
+    parts = 1e9 * 16 / 256  # each chip of a slice of 256 reduces its shard with those of three other slices
     assert found.outside == pytest.approx(8 * 2 * 3 / 4 * parts / CHIPS["v5e"].outside)
     assert found.inside == pytest.approx(cost_model.step(result(), 256).inside)
 
@@ -153,7 +153,7 @@ def test_permutations_and_tensor_axes_keep_their_size():
 
 
 def test_collectives_over_a_part_of_an_axis_keep_their_size():
-    """The compiler also cuts an axis of 16 in groups of 2 or 8; a larger slice does not change those."""
+    """The compiler also divides an axis of 16 into groups of 2 or 8, which a larger slice does not change."""
     part = dict(kind="all-gather", axes=["fsdp"], num_shards=8, sent=7.0)
     assert cost_model.growth(part, dict(data=1, fsdp=16, tensor=1), 256) == 1.0
 

@@ -1,4 +1,4 @@
-"""Evaluation: matches, metrics with their intervals, tables of everyone against everyone."""
+"""Evaluation in games: matches, metrics with intervals, and round robins."""
 
 import functools
 import json
@@ -56,7 +56,7 @@ def test_minimax_never_loses_and_mostly_beats_random():
     played = Match(GAME, (MinimaxBot(), UniformBot(GAME)))((None, None), seating, jax.random.key(0), 0.0)
     row = match_results.match_metrics(GAME, played, np.asarray(seating), 0.95)
     assert row["loss_rate"] == 0 and row["win_rate"] > 0.8
-    # One more at the table, who is never asked, changes nothing.
+    # An additional contestant that never moves changes nothing.
     three = Match(GAME, (MinimaxBot(), MinimaxBot(), UniformBot(GAME)))
     again = three((None,) * 3, 2 * seating, jax.random.key(0), 0.0)
     jax.tree.map(np.testing.assert_array_equal, played, again)
@@ -107,7 +107,7 @@ def test_a_greedy_policy_plays_the_same_game_twice_and_it_can_be_written_out(pla
 
 
 def test_values_are_what_the_critic_says_of_the_prompt(player):
-    """Read from a forward pass over the prompts alone; bots have none."""
+    """Values equal those of a forward pass over the prompts; bots have none."""
     trained, policy = weights_of(player), player.team.backbones[0].policy
     seating, key = matches.in_turns(2, 2), jax.random.key(3)
     match = Match(GAME, (player, UniformBot(GAME)), values=True)
@@ -212,7 +212,7 @@ def test_an_answer_that_names_no_move_is_reported(player):
 
 
 def small(**env):
-    """The config of the tiny run, or of another game."""
+    """Return the config of the tiny run, or of another game."""
     config = tiny_run.get_config()
     if env:
         config.env = defaults.environment(**env)
@@ -221,14 +221,14 @@ def small(**env):
 
 
 def small_plan():
-    """Plan-Path by planner and executor, with batches that eight devices can split."""
+    """Return Plan-Path with planner and executor, with batches that eight devices can divide."""
     config = tiny_plan.get_config()
     config.algo.update(dict(minibatches=1, grad_accum_steps=1))
     return config
 
 
 def save(folder, config):
-    """A run of one checkpoint, at step 1, with the weights of the start."""
+    """Write a run with one checkpoint, at step 1, with its initial weights."""
     made = setups.make(config)
     checkpoints = Checkpoints(folder)
     checkpoints.save(1, {"trained": {"main": made.backbone.weights_at_start()[0]}}, {"run": run_fingerprint(made)})
@@ -239,7 +239,7 @@ def save(folder, config):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two runs whose folders have the same name: (setup, folder, folder)."""
+    """Two runs with the same folder name: (setup, folder, folder)."""
     one, other = (tmp_path_factory.mktemp(name) / "run" for name in "ab")
     config = small()
     config.rollout.max_new_tokens = 5
@@ -296,7 +296,7 @@ def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_pa
     lora = small_plan()
     lora.model.lora.rank = 2
     run = json.loads(json.dumps(run_fingerprint(setups.make(lora))))
-    with pytest.raises(RunError, match="config.seed is 0 there and 5 here"):  # of which the base is made
+    with pytest.raises(RunError, match="config.seed is 0 there and 5 here"):  # the base is initialized from it
         check(model__lora__rank=2, seed=5)
 
 
@@ -307,7 +307,7 @@ def test_opponents_by_folder(runs, tmp_path):
     with pytest.raises(RunError, match="@last', but its step must be 'newest'"):
         contestants.find_contestant(f"{one}@last", setup)
     saved = json.loads((one / "config.json").read_text())
-    saved["mesh"]["data"] = 3  # of another machine
+    saved["mesh"]["data"] = 3  # from another machine
     saved["rollout"]["num_envs"] = 3
     (one.parent / "meshed").mkdir()
     (one.parent / "meshed" / "config.json").write_text(json.dumps(saved))

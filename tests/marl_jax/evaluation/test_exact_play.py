@@ -1,4 +1,4 @@
-"""Exact play: the table of a policy is what it samples from, and every evaluation of a small game has its row."""
+"""Exact play: the policy table equals the sampling probabilities, and evaluations have its row."""
 
 import functools
 
@@ -44,7 +44,7 @@ CONFIGS = {
 
 
 def start(config):
-    """(setup, weights a little away from the start, so that adapters do something)."""
+    """Setup, and weights that differ slightly from the initial ones so that adapters have an effect."""
     validate.check(config)
     setup = setups.make(config)
     weights = {}
@@ -58,7 +58,7 @@ def start(config):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_table_is_what_answers_are_drawn_from(kind):
-    """Of answers drawn in every information set, the probability that sampling reports is the table's."""
+    """Probabilities reported by sampling equal those of the table in every information set."""
     setup, weights = start(CONFIGS[kind]())
     team, game = setup.team, setup.game
     play = ExactPlay(game, setup.seated(), rows=5)  # of 12: several parts

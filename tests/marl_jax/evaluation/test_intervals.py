@@ -1,4 +1,4 @@
-"""Intervals and ratings against known numbers and against what they promise."""
+"""Intervals and ratings compared with known values and their coverage."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Evaluations of tasks: what several samples come to, intervals, what changed, and what is written and refused."""
+"""Evaluations of tasks: metrics of several samples, intervals, files and errors."""
 
 import itertools
 import json
@@ -50,7 +50,7 @@ def turn(role, number, right):
     ],
 )
 def test_the_majority_votes(answers, expected):
-    """The right answer is "a"; no answer abstains, and those that tie share."""
+    """The correct answer is "a"; a missing answer has no vote, and ties are averaged."""
     group = [sample(0, answer == "a", answer) for answer in answers]
     assert majority(group) == pytest.approx(expected)
     assert majority(group[::-1]) == pytest.approx(expected)
@@ -74,7 +74,7 @@ def test_the_best_goes_by_the_tasks_own_score_where_it_has_one():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_rates_of_several_samples_against_their_definitions(table):
-    """pass@1 is the mean, pass@3 the share with any right one; with one wrong answer, maj@3 is two of three."""
+    """pass@1 is the mean and pass@3 the fraction with a correct sample; maj@3 needs two of three."""
     records = [
         sample(i, ok, "right" if ok else "wrong", number=k) for i, line in enumerate(table) for k, ok in enumerate(line)
     ]
@@ -96,7 +96,7 @@ def test_one_sample_of_each_has_wilsons_interval_and_no_further_rates():
 
 
 def test_samples_of_one_example_are_not_counted_as_examples():
-    """Sixteen equal samples of five examples are five answers: the interval is that of five, not of eighty."""
+    """Sixteen equal samples of five examples have the interval of five values, not of eighty."""
     equal = row([sample(i, i < 2, number=k) for i in range(5) for k in range(16)], 0.95)
     one = intervals.bootstrap([0.0, 0.0, 0.0, 1.0, 1.0])
     assert (equal["success_low"], equal["success_high"]) == (one.low, one.high)
@@ -174,7 +174,7 @@ def test_examples_that_changed_are_shown_and_escaped(tmp_path):
 
 
 def small(tmp_path, **params):
-    """A run on questions of a file."""
+    """Return a run on questions from a file."""
     rows = [{"question": f"{i} + {i}", "answer": str(2 * i)} for i in range(40)]
     path = tmp_path / "sums.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in rows))

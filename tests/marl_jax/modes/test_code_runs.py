@@ -1,4 +1,4 @@
-"""The task `code` from end to end: a run of the embedded model on the built-in problems, programs in the sandbox."""
+"""Run of the task `code` with the embedded model, built-in problems and programs in the sandbox."""
 
 import pytest
 
@@ -19,7 +19,7 @@ FORMS = ("single", "single_grpo", "roles_prompt", "roles_grpo", "at_grpo_shared"
 @pytest.mark.long
 @pytest.mark.quick
 def test_a_run_learns_from_programs_in_the_sandbox(tmp_path, monkeypatch):
-    """A model of bytes writes no programs, so each answer stands for one: half of them for a solution."""
+    """Replace completions by programs, half of them solutions, because the byte model writes none."""
     try:
         shared_sandbox()
     except SandboxUnavailable as error:

@@ -1,4 +1,4 @@
-"""Several policies in one run: each learns from its own answers only, and those that do not learn stay as they are."""
+"""Runs with several policies: each is trained on its own completions, and frozen ones do not change."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ FIRST, SECOND, FROZEN = range(3)
 
 @functools.cache
 def adapters():
-    """Three adapters: the first has a seat, the other seat is the second's, and later the frozen one's."""
+    """Return a run with three adapters: the second shares its seat with the third, which is frozen."""
     spec = LoraSpec(3, 2, 4.0, ("q", "v", "down"), learns=(True, True, False))
     policy = dataclasses.replace(free_policy(), critic="head", lora=spec)
     sampler = FakeSampler()
@@ -60,7 +60,7 @@ def adapters():
     noise = {name: rng.normal(size=samples.targets.shape) for name in ("values", "advantages", "returns")}
     samples = samples.replace(completion_at=None, **{name: x.astype(np.float32) for name, x in noise.items()})
     algo = settings_from(algorithms.ppo(gae="token", epochs=1, minibatches=1, tis_clip=0.0))
-    # Clipping by the norm of all gradients would let one adapter's answers change the length of another one's step.
+    # Clipping by the norm of all gradients would couple the step sizes of the adapters.
     optimizer = make_optimizer(run_fields.group("optim", max_grad_norm=0.0, weight_decay=0.1), 10, 1)
     key = jax.random.key(0)
     trained, frozen = policy.init(policy.model.init(key), key)
@@ -71,12 +71,12 @@ def adapters():
 
 
 def of_adapter(tree, number):
-    """The part of an adapter, of parameters or of the optimizer's moments."""
+    """Return the part of an adapter of parameters or moments."""
     return [np.asarray(x)[:, number] for x in jax.tree.leaves(tree["adapters"])]
 
 
 def everything(state, number):
-    """Parameters and both moments of an adapter."""
+    """Return the parameters and both moments of an adapter."""
     adam = next(part for part in state.optimizer if hasattr(part, "mu"))
     return [of_adapter(tree, number) for tree in (state.trained, adam.mu, adam.nu)]
 
@@ -97,7 +97,7 @@ def test_an_adapter_learns_nothing_from_the_answers_of_others():
 
 
 def test_adapters_that_do_not_learn_keep_parameters_and_moments():
-    """Frozen for good, or without an answer in this update; the second one after moments have built up."""
+    """An adapter is frozen, or has no completion in this update after its moments have built up."""
     state, samples, step = adapters()
     first, _ = step(state, samples, jax.random.key(1))
     assert equal(everything(first, FROZEN), everything(state, FROZEN))
@@ -115,7 +115,7 @@ def test_adapters_that_do_not_learn_keep_parameters_and_moments():
 
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 def test_moments_stay_where_an_adapter_does_not_learn(kind):
-    """One step by hand: the second of two adapters has moments, a gradient even, and no answer."""
+    """One step by hand: the second of two adapters has moments and a gradient, but no completion."""
     rng = np.random.default_rng(0)
     draw = lambda: {"q": {"b": jnp.asarray(rng.normal(size=(2, 2, 3, 4)), jnp.float32)}}  # noqa: E731
     policy = dataclasses.replace(free_policy(), lora=LoraSpec(2, 3, 4.0, ("q",), learns=(True, True)))
@@ -143,7 +143,7 @@ def test_moments_stay_where_an_adapter_does_not_learn(kind):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    """A step of two agents whose models have different shapes and tokenizers: (config, samples, before, after, …)."""
+    """A step of two agents with different shapes and tokenizers: (config, samples, before, after, …)."""
     folder = tiny_team.other_folder(tmp_path_factory.mktemp("models"))
     other = models.model("smollm2-135m", weights=str(folder), dtype="float32", remat="none")
     config = tiny_task.get_config("ppo+debate_of_bytes")
@@ -164,7 +164,7 @@ def mixed(tmp_path_factory):
 
 
 def start(setup):
-    """The train states of a run, and its update."""
+    """Return the train states of a run and its update."""
     optimizer = optimizer_for(setup.config)
     with jax.set_mesh(setup.mesh):
         states = {b.name: update.new_train_state(*b.weights_at_start(), optimizer, setup.mesh) for b in setup.backbones}
@@ -173,7 +173,7 @@ def start(setup):
 
 @pytest.mark.nightly
 def test_models_of_different_tokenizers_exchange_text(mixed):
-    """Each reads in its own tokens what the other wrote in its."""
+    """Each model reads the other's completions in its own tokens."""
     setup, _, samples, *_ = mixed
     samples = jax.device_get(samples)
     tokenizers = {b.name: b.tokenizer for b in setup.backbones}
@@ -203,7 +203,7 @@ def test_every_model_learns_from_its_own_answers(mixed):
 
 
 def test_a_frozen_model_is_given_to_no_update_and_stays_as_it_came(mixed, monkeypatch):
-    """The update itself is left out: what counts is which train states it is asked to change."""
+    """Only check which train states the update changes."""
     setup, folder, samples, *_ = mixed
     config = setup.config.copy_and_resolve_references()
     config.policies.pairs.frozen = True
@@ -240,7 +240,7 @@ def checkpoint(workdir, step):
 
 @pytest.mark.nightly
 def test_turns_learn_in_blocks_and_a_resumed_run_is_the_same(tmp_path):
-    """A policy for each turn, all seats sharing it: two steps train the first, two the second, stopped within."""
+    """One policy per turn: two steps train the first and two the second, with an interruption."""
     config = tiny_task.get_config("ppo+debate_of_bytes")
     config.steps, config.checkpoint.every, config.checkpoint.keep = 5, 1, 5
     config.task.update(dict(n_episodes=2, max_length=256))
@@ -255,7 +255,7 @@ def test_turns_learn_in_blocks_and_a_resumed_run_is_the_same(tmp_path):
     rows = read_json_lines(whole / "metrics.jsonl")
     assert [row["train_turn"] for row in rows] == [1, 1, 0, 0, 1]
     assert all(row["completions"] == 8 and row["completions_trained"] == 4 for row in rows)
-    # With these steps, an answer that was sampled after another one's update would be far from its log-probability.
+    # With this step size, completions sampled after another update would have very different log-probabilities.
     assert all(row["logprob_diff"] < 1e-5 for row in rows)
 
     names = setups.make(config).team.policies

@@ -1,4 +1,4 @@
-"""Debates in whole runs: more agents in evaluations than in training, and verifiers that do not answer."""
+"""Complete debate runs: more agents in evaluation than in training, and verifiers that fail."""
 
 import contextlib
 import dataclasses
@@ -46,7 +46,7 @@ def test_agents_beyond_the_trained_get_their_policies_in_turn(tmp_path):
 
 
 class Fives(FakeSampler):
-    """Says one thing, in a form that can be read."""
+    """Return the same parsable completion every time."""
 
     def _one(self, ids, sampling, policy, k):
         tokens = [*self.tokenizer.encode("answer: 5"), self.tokenizer.stop_ids[0]]
@@ -77,7 +77,7 @@ def test_a_score_that_does_not_come_costs_an_episode_and_not_the_run():
 
 @pytest.mark.parametrize("same", [True, False])
 def test_models_that_take_turns_in_one_chat_need_equal_tokenizers(same):
-    """Equal, not the same object: copies of a model each have their own."""
+    """Compare by value, because copies of a model have different objects."""
     first = merging_tokenizer()
     second = merging_tokenizer.__wrapped__() if same else dataclasses.replace(first, template=f"{first.template} ")
     assert second is not first

@@ -1,7 +1,7 @@
-"""The programs of `examples/` over a real model: every conversation is merged, and the learner's log-probs are equal.
+"""Programs of `examples/` with a real model: conversations are merged and log-probs match the learner.
 
-A framework that needs an environment of its own is tested with the interpreter in MARL_JAX_AUTOGEN_PYTHON or
-MARL_JAX_LANGGRAPH_PYTHON, and otherwise with this one.
+A framework that needs a separate environment is tested with the interpreter in MARL_JAX_AUTOGEN_PYTHON or
+MARL_JAX_LANGGRAPH_PYTHON, and by default with this one.
 """
 
 import functools
@@ -41,7 +41,7 @@ NEEDS = {
 
 
 def interpreter(name):
-    """The Python that runs an example; skips where its package is missing."""
+    """Return the Python for an example; skip the test if its package is missing."""
     package, file, variable = NEEDS[name]
     python = os.environ.get(variable or "", "") or sys.executable
     found = subprocess.run([python, "-c", f"import importlib.util as u, sys; sys.exit(not u.find_spec({package!r}))"])
@@ -52,7 +52,7 @@ def interpreter(name):
 
 @pytest.fixture(scope="module")
 def sampler():
-    """A model of two small layers."""
+    """A model with two small layers."""
     model = build(CONFIG)
     engine = QuickEngine(model, random_params(model, 0), dtype=jnp.float32, bucket=128, chunk=4)
     with BatcherThread(Batcher(engine, rows=4, max_length=MAX_LENGTH, chunk=4, tokenizer=merging_tokenizer())) as found:
@@ -91,7 +91,7 @@ def test_every_form_of_the_experiment_is_accepted(form, monkeypatch):
 
 
 def test_the_sums_of_the_small_model(monkeypatch):
-    """Parts that share no sum, a teacher who is right in four of ten answers, and chats whose answers are marked."""
+    """Splits are disjoint, the teacher is correct in four of ten cases, and completions are marked."""
     monkeypatch.syspath_prepend(ROOT / "examples")
     made = importlib.import_module("sums_model")
     parts = made.sums()

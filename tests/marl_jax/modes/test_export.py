@@ -1,4 +1,4 @@
-"""A run's policy as a folder: what is read back is what was trained."""
+"""Exported policies equal the trained ones."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from models.weights.load import load
 
 
 def make_run(workdir, rank):
-    """A run of one checkpoint, with weights that are not those of the start."""
+    """A run with one checkpoint, with weights that differ from the initial ones."""
     config = defaults.get_config()
     config.env.style, config.mesh.data = "plain", 1
     config.model.lora.rank = rank

@@ -1,4 +1,4 @@
-"""What somebody new meets: hints that lead on, a config that can be seen, short lines, a report of what changes."""
+"""First experience of a new user: hints, --mode=config, short log lines and the report."""
 
 import io
 import json
@@ -145,7 +145,7 @@ def test_what_is_printed_as_a_legal_answer_is_accepted():
 
 
 def test_the_table_of_compiling_comes_before_the_search(tmp_path, monkeypatch, capsys):
-    """What is known is on the terminal when the search begins."""
+    """The table is printed before the search starts."""
     shown = []
 
     def search(first, *_, **__):
@@ -164,6 +164,6 @@ def test_the_table_of_compiling_comes_before_the_search(tmp_path, monkeypatch, c
 
 
 class Forecasted:
-    """What a compiler would have said."""
+    """Return a result of the compiler."""
 
     games, needs, mesh = 16, 100.0, {"data": 1, "fsdp": 1, "tensor": 1}

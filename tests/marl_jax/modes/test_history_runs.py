@@ -1,4 +1,4 @@
-"""Conversations outside of one rollout: matches, records, play, teams of several models, meshes."""
+"""Conversations in matches, records, play, teams of several models and meshes."""
 
 import functools
 import logging
@@ -37,7 +37,7 @@ def quick_compilation():
 
 @functools.cache
 def team():
-    """(contestant, weights) of one policy in both seats."""
+    """Return a contestant with one policy in both seats, and its weights."""
     made = tiny.policy("tic_tac_toe")
     trained, frozen = tiny_play.weights(made)
     seated = SeatedTeam(tiny_play.team(made, tiny.prompt("tic_tac_toe")), tiny_play.seating(0, 0), HISTORY_TURNS)
@@ -46,7 +46,7 @@ def team():
 
 @functools.cache
 def greedy_match():
-    """(match, played, seating, key) of the team against a random bot, most likely answers only."""
+    """Play greedy games against a random bot and return (match, played, seating, key)."""
     seated, weights = team()
     match, key = Match(GAME, (seated, make_bot(GAME, "random"))), jax.random.key(3)
     seating = matches.in_turns(8, 2)
@@ -54,7 +54,7 @@ def greedy_match():
 
 
 def follow(played, seating, game):
-    """(turn, seat, state, action, what is new, the text so far) of all turns of the team in one game."""
+    """Yield (turn, seat, state, action, new text, full text) of all turns of the team in one game."""
     prompt, step = tiny.prompt("tic_tac_toe"), jax.jit(GAME.step)
     state = GAME.reset(jax.random.key(0))
     said, pending, answers = ["", ""], ["", ""], [0, 0]
@@ -96,7 +96,7 @@ def test_a_match_is_played_as_one_forward_pass_over_the_text_would():
 
 
 def _openings(turns):
-    """The positions of some turns as prompts that stand alone."""
+    """Return the positions of some turns as separate prompts."""
     rows = [TOKENIZER.encode(tiny.prompt("tic_tac_toe").opening_text(state, seat)) for _, seat, state, *_ in turns]
     lengths = np.array([len(row) for row in rows])
     return np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows]), lengths
@@ -131,7 +131,7 @@ def test_a_policy_at_the_terminal_answers_as_in_a_match(game):
 
 
 def in_history(config, **env):
-    """The config of a run whose conversations go on."""
+    """Return the config of a run with conversations."""
     config.env.update(dict(context="history", **env))
     config.model.dtype = "float32"
     return config
@@ -161,7 +161,7 @@ def test_models_with_tokenizers_of_their_own(tmp_path_factory):
 
 
 def sampled(devices: int):
-    """The samples of a tiny run on so many devices, its games split over them."""
+    """Return the samples of a tiny run with its games sharded over n devices."""
     config = in_history(tiny_run.get_config(), history_turns=3)
     config.rollout.update(dict(num_envs=8, unroll_length=8))
     config.algo.minibatches = 1

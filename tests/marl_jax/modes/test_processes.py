@@ -1,4 +1,4 @@
-"""Two processes as one run: the parameters of one, a lost process noticed, an agreed stop, a restart that continues."""
+"""Runs with two processes: same parameters as one process, lost processes, stops and restarts."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ FLAGS = (
 
 
 def launch(workdir: Path, cache: Path, devices: int, name: str, *flags: str) -> subprocess.Popen:
-    """A process with so many devices; what it says goes to NAME beside the run's folder."""
+    """Start a process with n devices; its output goes to NAME next to the run folder."""
     environment = dict(
         os.environ,
         JAX_PLATFORMS="cpu",
@@ -47,7 +47,7 @@ def launch(workdir: Path, cache: Path, devices: int, name: str, *flags: str) -> 
 
 @contextlib.contextmanager
 def pair(workdir: Path, cache: Path):
-    """Two processes with two devices each; none is left behind."""
+    """Start two processes with two devices each, and kill them after the test."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -67,7 +67,7 @@ def said(workdir: Path, index: int) -> str:
 
 
 def wait_for_step(workdir: Path, step: int, checkpoint: int, running: list[subprocess.Popen]) -> None:
-    """Until a step is done and a checkpoint, which is written beside the next steps, is whole."""
+    """Wait until a step is done and a checkpoint, written in the background, is complete."""
     while not (
         any(row["step"] >= step for row in read_json_lines(workdir / "metrics.jsonl"))
         and (workdir / "checkpoints" / str(checkpoint)).is_dir()
@@ -103,7 +103,7 @@ def test_two_processes_lost_stopped_and_resumed_equal_one_that_never_was(tmp_pat
     assert "resumed from step" in said(workdir, 0) and "resumed" not in said(workdir, 1)
     assert "by a signal to another process; run the same command to continue" in said(workdir, 0)
 
-    last = launch(workdir, cache, 4, "said_last")  # the rest of the steps on one machine with as many devices
+    last = launch(workdir, cache, 4, "said_last")  # the remaining steps on one machine with as many devices
     assert last.wait(300) == 0 and "resumed from step" in workdir.with_name("said_last").read_text()
     assert one.wait(300) == 0, workdir.with_name("said_alone").read_text()
 

@@ -1,7 +1,7 @@
-"""Training on a mesh: play, update and checkpoints on eight devices give what one device gives.
+"""Training on a mesh: rollout, update and checkpoints on eight devices match those on one device.
 
-All in float32. Sums are taken in another order, so numbers may differ in their last bits: log-probabilities, losses and
-gradients by 1e-5 of their size, parameters by 1e-6; sampled tokens are the same.
+All in float32. Sums have another order, so numbers may differ by rounding: log-probabilities, losses and gradients by
+1e-5 of their size, and parameters by 1e-6. Sampled tokens are the same.
 """
 
 import functools
@@ -27,11 +27,11 @@ from tests.marl_jax import tiny_run
 pytestmark = pytest.mark.long
 
 SHAPE = dict(d_model=16, n_layers=1, n_heads=8, n_kv_heads=2, head_dim=4, d_ff=16)
-MESHES = {"one": (1, 1, 1), "all": (2, 2, 2), "four": (1, 2, 2)}  # ways of data, fsdp and tensor
+MESHES = {"one": (1, 1, 1), "all": (2, 2, 2), "four": (1, 2, 2)}  # sizes of data, fsdp and tensor
 
 
 def config_of(case: str):
-    """The smallest runs of two kinds.
+    """Return the config of a small run.
 
     full     all weights; PPO with a value head
     adapters LoRA, one for each of two roles; AT-GRPO with shared prompts, a KL to the base, accumulation, 8-bit
@@ -63,12 +63,12 @@ def quick_compilation():
 
 @functools.cache
 def random_parameters(model):
-    """On the host: a program that makes them takes longer to compile than all else that is not tested here."""
+    """Initialize on the host, because compiling the initialization takes too long."""
     return jax.device_get(jax.jit(model.init)(jax.random.key(0)))
 
 
 def placed_parameters(backbone: Backbone, _key) -> dict:
-    """In place of `Backbone.params`."""
+    """Replace `Backbone.params`."""
     return jax.device_put(
         random_parameters(backbone.model),
         placement.shardings_of(backbone.abstract()[backbone.policy.lora is not None])["model"],
@@ -76,7 +76,7 @@ def placed_parameters(backbone: Backbone, _key) -> dict:
 
 
 class Run:
-    """A run on some devices, with what happened in each of its steps."""
+    """A run on some devices that records each step."""
 
     def __init__(self, case: str, mesh: str, sampling: str = "same"):
         config = config_of(case)
@@ -90,7 +90,7 @@ class Run:
         self.sampler = SamplerParams(setup.team.sampling_layout, setup.reshards)
 
     def sample(self):
-        """One rollout: (key, the weights with which it was played, samples, metrics)."""
+        """Run one rollout and return (key, weights, samples, metrics)."""
         key = jax.random.fold_in(self.key, len(self.steps))
         with jax.set_mesh(self.setup.sample_mesh):
             weights = self.sampler(self.train_states)
@@ -98,7 +98,7 @@ class Run:
         return key, weights, samples, metrics
 
     def step(self) -> tuple:
-        """A rollout and an update."""
+        """Run a rollout and an update."""
         key, _, samples, metrics = self.sample()
         with jax.set_mesh(self.setup.mesh):
             self.train_states, more = self.learn(self.train_states, samples, key)
@@ -106,7 +106,7 @@ class Run:
         return self.steps[-1]
 
     def restore(self, workdir) -> None:
-        """Goes back, or on, to the newest checkpoint."""
+        """Restore the newest checkpoint."""
         checkpoints = Checkpoints(workdir, read_only=True)
         restored = checkpoints.restore(saved(self.train_states, self.state))
         checkpoints.close()
@@ -124,7 +124,7 @@ def run(case: str, mesh: str) -> Run:
 
 
 def check(found, expected, tolerance):
-    """The same within a share of the largest value."""
+    """Check that arrays are equal up to a fraction of the largest value."""
     for (path, x), y in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
         if np.issubdtype(np.asarray(y).dtype, np.integer) or np.asarray(y).dtype == bool:
             np.testing.assert_array_equal(x, y, err_msg=jax.tree_util.keystr(path))
@@ -139,12 +139,12 @@ def assert_close(parameters, others):
 
 
 def gradients(train_state):
-    """The first moments: after one step they are a share of the gradients, and then of those of two steps."""
+    """Return the first moments, which are proportional to the gradients after one step."""
     return train_state.optimizer[1].mu
 
 
 def assert_in_place(setup, train_states):
-    """Weights lie as their axis letters say, and moments as their weights do."""
+    """Check that weights are sharded by their axes and moments like their weights."""
     for backbone in setup.backbones:
         train_state, wanted = train_states[backbone.name], backbone.abstract()
         places = (
@@ -183,7 +183,7 @@ def test_a_mesh_gives_what_one_device_gives(case):
 def test_state_lies_where_its_parameters_do_after_updates_too(case):
     made = run(case, "all")
     assert_in_place(made.setup, made.train_states)
-    if case == "full":  # adapters are small and mostly whole
+    if case == "full":  # adapters are small and mostly replicated
         state = jax.tree.leaves(made.train_states["main"].optimizer)
         assert sum(x.addressable_shards[0].data.nbytes for x in state) < 0.5 * sum(x.nbytes for x in state)
 
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_eight_devices_goes_on_on_one_and_on_four(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(2, saved(eight.train_states, eight.state), {})
     checkpoints.close()
-    samples, _, train_states = one.step()  # never interrupted, never on eight devices
+    samples, _, train_states = one.step()  # without interruption, on one device
     for other in (one, four):
         other.restore(tmp_path)
         for x, y in zip(jax.tree.leaves(other.train_states), jax.tree.leaves(eight.train_states), strict=True):

@@ -1,4 +1,4 @@
-"""A stage before a run: one command does both, from wherever it was interrupted."""
+"""First stages: one command trains both stages and resumes either."""
 
 import shutil
 import types
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(tmp_path_factory):
-    """Programs that several runs here have in common are compiled once."""
+    """Share compiled programs between runs."""
     with tiny_plan.compiled_once(tmp_path_factory.mktemp("compiled")):
         yield
 
 
 def get_config():
-    """Imitation of minimax for two steps, then four steps of PPO near it, all with adapters.
+    """Return a run with two steps of imitation, then four steps of PPO, with adapters.
 
     Adapters are the harder case: their base comes from the seed, and the reference is adapters too.
     """
@@ -42,7 +42,7 @@ def get_config():
 
 
 def state(workdir):
-    """Everything in a run's newest checkpoint."""
+    """Return the contents of the newest checkpoint."""
     checkpoints = Checkpoints(workdir, read_only=True)
     restored = checkpoints.restore()
     checkpoints.close()
@@ -51,7 +51,7 @@ def state(workdir):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A whole run of two stages: (config, folder)."""
+    """A complete run with two stages: (config, folder)."""
     config = get_config()
     validate.check(config)
     workdir = tmp_path_factory.mktemp("stages") / "run"
@@ -108,7 +108,7 @@ def test_the_run_starts_from_what_was_imitated_and_is_compared_with_it(run):
 
 def test_the_folder_is_that_of_one_run(run):
     config, workdir = run
-    assert saved.read(workdir).model.init_from == ""  # where the stage lies follows from the folder
+    assert saved.read(workdir).model.init_from == ""  # the path of the stage follows from the folder
     assert saved.read(workdir).first_stage.algo.name == "sft"
     page = (workdir / "report.html").read_text()
     assert page.count("<h2>First stage: sft</h2>") == 1 and "step</span><b>2 of 2</b>" in page

@@ -1,4 +1,4 @@
-"""Two processes train on a task to the parameters of one; each plays its share on a sampler of its own."""
+"""Two processes train on a task to the same parameters as one; each has its sampler."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ FLAGS = (
 
 
 def launch(workdir, cache, devices, name, *flags):
-    """A process with so many devices; what it says goes to NAME beside the run's folder."""
+    """Start a process with n devices; its output goes to NAME next to the run folder."""
     environment = dict(
         os.environ,
         JAX_PLATFORMS="cpu",
@@ -72,7 +72,9 @@ def test_two_processes_train_to_the_parameters_of_one(tmp_path):
     assert codes == [0, 0, 0], "".join(path.read_text() for path in tmp_path.glob("said_*"))
 
     for x, y in zip(parameters(workdir), parameters(alone), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=3e-6)  # Adam divides by small gradients, so rounding shows
+        np.testing.assert_allclose(
+            x, y, rtol=0, atol=3e-6
+        )  # Adam divides by small gradients, which amplifies rounding errors
     ours, theirs = (read_json_lines(folder / "metrics.jsonl") for folder in (workdir, alone))
     for row, other in zip(ours, theirs, strict=True):
         assert row["episodes"] == other["episodes"] == 8 and row["grad_norm"] > 1e-4

@@ -1,4 +1,4 @@
-"""Whole runs on tasks: every algorithm, interrupted runs, broken episodes, evaluation, logs, play, several policies."""
+"""Complete runs on tasks: algorithms, resuming, failed episodes, evaluation, logs, play and several policies."""
 
 import io
 import json
@@ -49,7 +49,7 @@ def run(config, workdir):
 
 
 def state(workdir):
-    """Everything in a run's newest checkpoint."""
+    """Return the contents of the newest checkpoint."""
     checkpoints = Checkpoints(workdir, read_only=True)
     restored = checkpoints.restore()
     checkpoints.close()
@@ -57,13 +57,13 @@ def state(workdir):
 
 
 def untimed(workdir):
-    """The metrics of a run without what the clock says."""
+    """Return the metrics of a run without timings."""
     rows = read_json_lines(workdir / "metrics.jsonl")
     return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
 
 
 def launch(workdir, cache, *flags):
-    """A run in a process of its own, with one device."""
+    """Train in a separate process with one device."""
     environment = dict(
         os.environ, JAX_PLATFORMS="cpu", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS=ROUGH,
         MOODY_JOURNAL=str(workdir / "journal"),
@@ -90,7 +90,7 @@ def launch(workdir, cache, *flags):
     ),
 )  # fmt: skip
 def test_every_task_runs_with_whole_episodes_and_with_candidates(task, algorithm, tmp_path):
-    """To a task PPO and GRPO are the same: it is asked for one answer at a time. AT-GRPO asks for several."""
+    """PPO and GRPO sample one completion per turn, and AT-GRPO several."""
     config = tiny_task.get_config(f"{algorithm}+{task}")
     config.task.n_episodes = 2
     rows = run(config, tmp_path)
@@ -246,7 +246,7 @@ def test_evaluation_logs_and_report(tmp_path, capsys):
     assert "plain with tiny" in page and "Episodes" in page and "4 episodes per step" in page and "success" in page
     assert "writer (tiny)" in next((tmp_path / "logs").glob("llm_conversation_*")).read_text()
 
-    # The same, from the checkpoint, in a mode of its own: equal to what the run found.
+    # --mode=eval on the checkpoint gives the same result as the run.
     config.eval.update(dict(step="newest", split="validation"))
     found = evaluate.main(config, tmp_path)
     assert {k: v for k, v in rows[-1].items() if k not in ("step", "time")} == pytest.approx(found[0])
@@ -291,7 +291,7 @@ def per_role(config, lora):
 
 
 def changes(workdir):
-    """How far the adapters of both policies have moved from their start: B, [L, n, r, out], begins with zeros."""
+    """Return how far both adapters have moved: B, [L, n, r, out], is initialized with zeros."""
     (found,) = state(workdir).state["trained"].values()
     adapters = found["adapters"].values()
     return {name: sum(np.abs(x["b"][:, i]).sum() for x in adapters) for i, name in enumerate("ew")}
@@ -299,7 +299,7 @@ def changes(workdir):
 
 @pytest.mark.parametrize("lora", nightly_cases([True, False], False), ids=["adapters", "models"])
 def test_a_policy_for_each_role(lora, tmp_path):
-    """Models learn from their own answers; of two adapters the frozen one stays."""
+    """Models are trained on their own completions, and a frozen adapter does not change."""
     config = per_role(tiny_task.get_config("grpo"), lora)
     config.steps = 2
     config.policies.e.frozen = lora
@@ -324,7 +324,7 @@ def test_turns_of_a_role_can_have_policies_of_their_own(tmp_path):
     assert min(changes(tmp_path).values()) > 0
 
 
-# ------------------------------------------------------------------------------------------------- what is refused
+# -------------------------------------------------------------------------------------------------- invalid runs
 
 
 @pytest.mark.parametrize(

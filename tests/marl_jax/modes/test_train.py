@@ -1,4 +1,4 @@
-"""The training loop: whole runs, interrupted runs, runs that cannot go on."""
+"""Training loop: complete runs, interrupted runs and runs that fail."""
 
 import dataclasses
 import json
@@ -35,12 +35,12 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Compiled programs, shared by the processes of these tests."""
+    """Folder of compiled programs, shared by the processes of these tests."""
     return tmp_path_factory.mktemp("compiled")
 
 
 def launch(workdir, cache, *flags):
-    """A run in a process of its own."""
+    """Train in a separate process."""
     environment = dict(os.environ, JAX_PLATFORMS="cpu", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS=ROUGH)
     config = f"--config={ROOT}/tests/marl_jax/tiny_run.py:pool"
     return subprocess.Popen(
@@ -50,7 +50,7 @@ def launch(workdir, cache, *flags):
 
 
 def state(workdir, step=None):
-    """Everything in a run's newest checkpoint."""
+    """Return the contents of the newest checkpoint."""
     checkpoints = Checkpoints(workdir, read_only=True)
     restored = checkpoints.restore(step=step)
     checkpoints.close()
@@ -79,7 +79,7 @@ def test_killed_and_started_again_equals_never_interrupted(tmp_path, cache):
     (step, expected), (other_step, found) = state(tmp_path / "whole"), state(tmp_path / "broken")
     assert step == other_step == 8
     jax.tree.map(np.testing.assert_array_equal, expected, found)
-    pool = expected["rollout"]["pool"]  # historical opponents, and how the learner fared against them
+    pool = expected["rollout"]["pool"]  # past policies and their results against the learner
     assert pool["step"].tolist() == [6, 3] and (pool["games"] > 0).any()
     first, second = (jax.tree.map(lambda x, i=i: x[i], pool["snapshots"]) for i in (0, 1))
     assert not all(jax.tree.leaves(jax.tree.map(np.array_equal, first, second)))
@@ -123,7 +123,7 @@ def test_adapters_go_on_as_if_never_interrupted_with_the_config_of_the_last_star
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run in this process, with evaluation and written-out games: (config, folder, names of the programs)."""
+    """A run in this process with evaluation and logged games: (config, folder, program names)."""
     config = tiny_run.get_config()
     config.steps = 4
     config.eval.update(dict(every=1, opponents=("random",)))
@@ -137,10 +137,10 @@ def finished(tmp_path_factory):
 
 
 def test_programs_that_were_compiled_ahead_are_compiled_once(finished):
-    """On a mesh, where the shardings of the samples are the compiler's choice."""
+    """On a mesh, the compiler chooses the shardings of the samples."""
     names = finished[2]
     assert [names.count(name) for name in ("__call__", "learn_step")] == [1, 1]
-    assert names.count("_play") == 2  # the evaluation, and the games that are written out
+    assert names.count("_play") == 2  # the evaluation and the logged games
 
 
 def test_a_run_leaves_metrics_games_and_a_report(finished):
@@ -222,7 +222,7 @@ def test_updates_that_are_never_finite_end_the_run(tmp_path):
 
 
 def monitored(**changes):
-    """A run with adapters, which are guarded, and checkpoints at every second step."""
+    """Return a run with adapters, which are guarded, and a checkpoint every two steps."""
     config = tiny_run.get_config()
     config.steps = 6
     config.model.lora.rank = 2

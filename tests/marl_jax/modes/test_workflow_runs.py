@@ -1,4 +1,4 @@
-"""Whole runs on a workflow that stands in the config: training, the drawing in the report, and overrides."""
+"""Complete runs on a workflow in the config: training, the drawing in the report, and overrides."""
 
 import base64
 
@@ -36,13 +36,13 @@ WORKFLOW = {
 
 
 async def plain(completion):
-    """What can be learnt here, computed where the episode runs."""
+    """Reward that can be learned, computed during the episode."""
     return small_bytes(completion)
 
 
 @pytest.fixture
 def config(monkeypatch):
-    """A run of two steps whose config has the workflow; the task was registered with another one."""
+    """A run of two steps with a workflow in the config; the task was registered with another one."""
     TASKS.names()
     monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
     TASKS.add("team", dataset_task([{"topic": f"topic {i}"} for i in range(8)], plain, prompt="{topic}"))

@@ -1,4 +1,4 @@
-"""Batches that fit minibatches and meshes, and the nearest sizes for those that do not."""
+"""Batches that divide into minibatches and shards, and suggestions for those that do not."""
 
 import pytest
 
@@ -42,7 +42,9 @@ def test_the_candidates_of_one_prompt_are_one_row():
     config = config_with(games=8, turns=2, minibatches=2)
     config.algo = algorithms.at_grpo(4)
     config.algo.minibatches = 2
-    batches.check_batches(config, num_shards=8)  # 16 rows in 2 minibatches of 8 parts; 64 samples would go further
+    batches.check_batches(
+        config, num_shards=8
+    )  # 16 rows divide into 2 minibatches of 8 shards; 64 samples would divide further
     config.algo.minibatches = 4
     with pytest.raises(ConfigError, match=r"16 rows do not divide .* try 16$"):
         batches.check_batches(config, num_shards=8)

@@ -1,4 +1,4 @@
-"""The fields of a run: every one has a default that its rule accepts and a line of help, and none is written twice."""
+"""Config fields: each has a valid default and a help text, and none is declared twice."""
 
 import ast
 import dataclasses
@@ -65,7 +65,7 @@ def test_groups_are_fresh_each_time():
 
 
 def test_no_default_is_repeated_in_configs():
-    """Calls in `configs` that give a field of a group the value it has anyway."""
+    """No call in `configs` sets a field of a group to its default."""
     folder, repeated = Path(configs.__file__).parent, []
     for file in folder.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

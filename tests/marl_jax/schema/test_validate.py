@@ -77,9 +77,7 @@ def test_every_form_of_a_puzzle_is_accepted_and_has_the_same_budget(experiment):
 def test_every_form_of_poker_is_accepted(experiment):
     for form in (None, *poker.FORMS, "sft", "smollm2", "ppo+smollm2-lora", "sft+tiny"):
         validate.check(experiment.get_config(form))
-    with pytest.raises(
-        ValueError, match="form is 'magnt', but must be one of: magnet, ppo, role, magnet_role, sft"
-    ):
+    with pytest.raises(ValueError, match="form is 'magnt', but must be one of: magnet, ppo, role, magnet_role, sft"):
         experiment.get_config("magnt")
 
 
@@ -95,7 +93,7 @@ def test_every_published_form_is_accepted(make):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Light(LearnerSettings):
-    """The fields of every algorithm and one more."""
+    """Settings of every algorithm and one more."""
 
     minibatches: int = redefault(LearnerSettings, "minibatches", 1)
     beta: float = setting(0.5, number(0, 1), "a weight")
@@ -342,7 +340,7 @@ def sums(monkeypatch):
 def test_the_environment_is_a_game_or_a_task(sums):
     validate.check(sums)
     assert sums.task.params.digits == 2 and sums.eval.opponents == ()
-    sums.rollout.num_envs = 7  # nothing is played
+    sums.rollout.num_envs = 7  # games are not used
     sums.rollout.in_flight_updates = True
     validate.check(sums)
 
@@ -430,5 +428,5 @@ def test_a_puzzle_pays_at_the_process_level_only_where_a_parameter_says_so(name,
     validate.check(config_with(env=defaults.environment(name, **few), eval__opponents=(), reward__process=0.5))
     found = problems(env=defaults.environment(name, **few, **unpaid), eval__opponents=(), reward__process=0.5)
     assert f"config.reward.process is 0.5, but {name} gives no process rewards" in found[0]
-    roles = defaults.environment(name, **few, **unpaid, roles="two")  # a planner is always paid there
+    roles = defaults.environment(name, **few, **unpaid, roles="two")  # a planner always gets process rewards
     validate.check(config_with(env=roles, eval__opponents=(), reward__process=0.5))
