@@ -1,1 +1,1 @@
-"""Games as pure functions on pytrees: rules, texts, bots and drawings, all of which run inside jit."""
+"""Games as pure functions on pytrees, with their texts, bots and drawings."""

@@ -1,13 +1,13 @@
-"""The games behind the interfaces of Gymnasium and PettingZoo, for code that was written for these.
+"""Gymnasium and PettingZoo environments of the games.
 
     env = GymEnv(make("sudoku"))                                   # one player
     env = GymEnv(make("tic_tac_toe"), seat=0, others=MinimaxBot()) # one seat, a bot in the others
     env = PettingZooEnv(make("hanabi", players=3))                 # every seat an agent, AEC
 
-An observation is a dict: `action_mask`, int8[A], and `observation`, either numbers or text. Numbers are the indices of
-the game's text (int32[tables], see `envs/games/text.py`): all that the seat may know, and nothing else. The reward is
-the sum of team, agent and process reward under `weights`. Both libraries are optional; without one its class cannot be
-built.
+An observation is a dict with `action_mask`, int8 [A], and `observation`, either numbers or text. Numbers are the
+indices of the game's text (int32 [tables], see `envs/games/text.py`), which contain exactly the information available
+to the seat. The reward is the sum of team, agent and process reward, weighted by `weights`. Both libraries are
+optional; each class requires its library.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ CHARACTERS = "".join(map(chr, [10, *range(32, 127)]))
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Table:
-    """A game on the host: jitted functions, observations and rewards as plain numpy."""
+    """A game on the host: jitted functions, with observations and rewards in NumPy."""
 
     game: Game
     text: texts.Text
@@ -53,14 +53,16 @@ class _Table:
     def __post_init__(self):
         check_choice(self.game.name, "observation", self.observation, OBSERVATIONS)
         if len(self.weights) != 3:
-            raise ValueError(f"weights must be three numbers, for team, agent and process; found {self.weights!r}")
+            raise ValueError(f"weights is {self.weights!r}, but must be three numbers: for team, agent and process")
 
     @functools.cached_property
     def reset(self):
+        """Jitted `Game.reset`."""
         return jax.jit(self.game.reset)
 
     @functools.cached_property
     def step(self):
+        """Jitted `Game.step`."""
         return jax.jit(self.game.step)
 
     @functools.cached_property
@@ -76,30 +78,33 @@ class _Table:
         return jax.jit(look)
 
     def look(self, state: State, player: int) -> tuple[int, bool, np.ndarray, np.ndarray]:
-        """Who moves, whether it is over, legal actions, and what `player` sees as numbers."""
+        """Return the player to move, done, the legal mask, and the observation indices of `player`."""
         mover, done, legal, numbers = jax.device_get(self._look(state, jnp.int32(player)))
         return int(mover), bool(done), legal, numbers
 
     def observe(self, state: State, player: int) -> dict[str, Any]:
-        """What `player` is given; the mask is empty for those who do not move now."""
+        """Return the observation of `player`.
+
+        The mask is empty unless it is the player's turn.
+        """
         mover, done, legal, numbers = self.look(state, player)
         mask = (legal & (player == mover) & (not done)).astype(np.int8)
         seen = numbers.astype(np.int32) if self.observation == "numbers" else self.text.observation.text(numbers)
         return {"observation": seen, "action_mask": mask}
 
     def pay(self, reward: Reward) -> np.ndarray:
-        """float[P]: each seat's reward."""
+        """Return each seat's weighted reward: float [P]."""
         team, agent, process = self.weights
         earned: Any = jax.device_get(reward)
         return team * earned.team + agent * earned.agent + process * earned.process
 
     def out_of_time(self, state: State, turns: int) -> bool:
-        """Whether a puzzle ended because its turns ran out."""
+        """Return whether a puzzle ended because its turns ran out."""
         return turns >= self.game.max_turns and self.game.solvable and not bool(self.game.success(state))
 
     def spaces(self) -> tuple[Any, Any]:
-        """The Gymnasium spaces of observations and actions."""
-        assert gymnasium is not None  # both environments check this when they are built
+        """Return the Gymnasium spaces of observations and actions."""
+        assert gymnasium is not None  # checked when an environment is built
         tables = self.text.observation.tables
         if self.observation == "numbers":
             most = np.array([len(table.variants) - 1 for table in tables], np.int32)
@@ -116,7 +121,7 @@ class _Table:
 
 
 def _key(seed: int | None, rng: np.random.Generator) -> tuple[jax.Array, np.random.Generator]:
-    """A key from a generator, which a seed starts anew."""
+    """Draw a JAX key from a generator, which `seed` restarts."""
     rng = rng if seed is None else np.random.default_rng(seed)
     return jax.random.key(int(rng.integers(2**31))), rng
 
@@ -124,8 +129,8 @@ def _key(seed: int | None, rng: np.random.Generator) -> tuple[jax.Array, np.rand
 class GymEnv(_GymBase):
     """A game as a Gymnasium environment.
 
-    With `others` (a bot) the caller has one seat and the bot moves for the rest; without it, the caller moves for every
-    seat in turn and is paid what the mover of the step earned.
+    With a bot in `others`, the caller plays one seat and the bot plays the rest. Otherwise the caller plays every seat
+    in turn and gets the reward of the seat that moved.
     """
 
     metadata = {"render_modes": ["ansi"]}
@@ -152,7 +157,7 @@ class GymEnv(_GymBase):
         self._state, self._turns = None, 0
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
-        """The first observation of a new game."""
+        """Start a new game and return the first observation."""
         super().reset(seed=seed)
         key, self._rng = _key(seed, self._rng)
         self._state, self._turns = self._table.reset(key), 0
@@ -160,7 +165,7 @@ class GymEnv(_GymBase):
         return self._seen()
 
     def step(self, action: int) -> tuple[dict, float, bool, bool, dict]:
-        """One action of the seat to move; with `others`, the bot's answers too."""
+        """Play an action of the seat to move, and the moves of `others` that follow."""
         if self._state is None:
             raise RuntimeError(f"{self.game.name}: call reset before step")
         mover = self._mover
@@ -171,7 +176,7 @@ class GymEnv(_GymBase):
         return self._seen()[0], float(pay[mover]), done and not truncated, truncated, self._seen()[1]
 
     def render(self) -> str:
-        """The board as text."""
+        """Return the board as text."""
         return view.board(self.game, self._state, self._mover)
 
     @property
@@ -199,7 +204,10 @@ class GymEnv(_GymBase):
 
 
 class PettingZooEnv(_AECBase):
-    """A game as a PettingZoo environment (AEC): agents player_0, player_1, … move in the game's own order."""
+    """A game as a PettingZoo AEC environment.
+
+    The agents player_0, player_1, … move in the order of the game.
+    """
 
     def __init__(
         self,
@@ -227,15 +235,15 @@ class PettingZooEnv(_AECBase):
         self._state, self._turns = None, 0
 
     def observation_space(self, agent: str):
-        """The space of what `agent` observes."""
+        """Return the observation space of `agent`."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str):
-        """The space of what `agent` does."""
+        """Return the action space of `agent`."""
         return self.action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict | None = None) -> None:
-        """A new game."""
+        """Start a new game."""
         key, self._rng = _key(seed, self._rng)
         self._state, self._turns = self._table.reset(key), 0
         self.agents = list(self.possible_agents)
@@ -247,11 +255,11 @@ class PettingZooEnv(_AECBase):
         self.agent_selection = self.possible_agents[int(self.game.player(self._state))]
 
     def observe(self, agent: str) -> dict[str, Any]:
-        """What `agent` sees now."""
+        """Return the current observation of `agent`."""
         return self._table.observe(self._state, self._seat[agent])
 
     def step(self, action: int | None) -> None:
-        """The action of `agent_selection`; None for an agent whose game is over."""
+        """Play an action of `agent_selection`, or None if its game is over."""
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
@@ -270,8 +278,8 @@ class PettingZooEnv(_AECBase):
         self._accumulate_rewards()
 
     def render(self) -> str:
-        """The board as text, with everything shown."""
+        """Return the complete board as text."""
         return view.board(self.game, self._state)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing; the environment holds no resources."""

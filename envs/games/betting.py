@@ -1,4 +1,4 @@
-"""A round of betting as a table: every sequence of actions has a number, and a step is a lookup."""
+"""Rounds of betting as lookup tables over all sequences of actions."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,12 +10,13 @@ Sequence = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Round:
-    """All sequences of actions that a round can have, shorter ones first, the empty one at 0.
+    """All sequences of actions in a round of betting, shorter ones first.
 
-    sequences  N of them
-    next       int32 [N, A]: the number of the sequence with one action more; -1 where that action is not legal
-    mover      int32 [N]: who acts next, two players in turn
-    over       bool [N]: no action is legal, the round is over
+    Attributes:
+        sequences: The N sequences; the first one is empty.
+        next: int32 [N, A]. Sequence after one more action, -1 if the action is illegal.
+        mover: int32 [N]. Player who acts next; two players alternate.
+        over: bool [N]. Whether the round is over: no action is legal.
     """
 
     sequences: tuple[Sequence, ...]
@@ -25,9 +26,9 @@ class Round:
 
 
 def enumerate_round(n_actions: int, legal: Callable[[Sequence], Sequence]) -> Round:
-    """The table of a round in which `legal` says what may follow a sequence."""
+    """Build the table of a round; `legal` maps a sequence to the legal next actions."""
     sequences: list[Sequence] = [()]
-    for sequence in sequences:  # grows while it is walked
+    for sequence in sequences:  # grows during the iteration
         sequences += [(*sequence, action) for action in legal(sequence)]
     number = {sequence: i for i, sequence in enumerate(sequences)}
     following = [[number.get((*sequence, a), -1) for a in range(n_actions)] for sequence in sequences]

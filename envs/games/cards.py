@@ -1,4 +1,4 @@
-"""What the drawings of card games share."""
+"""Shared drawing code of the card games."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,17 @@ _WIDTH, _HEIGHT, _GAP, _LINE = 60, 84, 24, 20
 
 
 def listed(names: Sequence[str], actions: Sequence[int]) -> str:
-    """Actions by name, or a dash where there are none."""
+    """Return the names of actions, or a dash if there are none."""
     return ", ".join(names[action] for action in actions) or "–"
 
 
 def table(cards: Sequence[tuple[str, str, bool]], lines: Sequence[str]) -> str:
-    """An SVG document with cards, each a label, a letter and whether it is red, side by side over lines of text."""
+    """Draw cards side by side above lines of text, as an SVG document.
+
+    Args:
+        cards: Label, letter and whether it is red, for each card.
+        lines: Lines of text.
+    """
     step = _WIDTH + _GAP
     width = max(step * len(cards) + _GAP, 260)
     parts = []

@@ -1,7 +1,7 @@
-"""What each game brings, and the table of all games by name.
+"""Entries of the game registry.
 
-A game is a folder and a line: the folder's `__init__.py` defines its `GAME`, and the line below says where. Another
-package adds a game with `GAMES.add("nim", "my_package.nim:GAME")` or an entry point of the group `marl_jax.games`.
+A game consists of a folder, whose `__init__.py` defines `GAME`, and a line in the registry below. Other packages add a
+game with `GAMES.add("nim", "my_package.nim:GAME")` or an entry point in the group `marl_jax.games`.
 """
 
 from __future__ import annotations
@@ -20,46 +20,50 @@ GameT = TypeVar("GameT", bound=Game)
 
 
 class Drawing(Protocol):
-    """A position for a person to look at; usually the module `draw` of a game."""
+    """Functions that draw a position, usually the module `draw` of a game."""
 
     def board(self, state: State, player: int | None = None) -> str:
-        """Terminal text; with `player`, what that seat may see."""
+        """Draw a position as terminal text, as seen by `player` if given."""
         ...
 
     def svg(self, state: State, player: int | None = None) -> str:
-        """An SVG document; with `player`, what that seat may see."""
+        """Draw a position as an SVG document, as seen by `player` if given."""
         ...
 
 
 class Symmetries(Protocol):
-    """The symmetries of a game: 0 changes nothing, and stepping commutes with all of them."""
+    """Symmetries of a game.
+
+    Symmetry 0 is the identity, and stepping commutes with all symmetries.
+    """
 
     @property
     def n_symmetries(self) -> int:
-        """Number of symmetries, the identity included."""
+        """Number of symmetries, including the identity."""
         ...
 
     def apply(self, state: State, i: jax.Array) -> State:
-        """The state seen through symmetry `i` (int[])."""
+        """Apply symmetry `i` (int []) to a state."""
         ...
 
     def map_action(self, action: jax.Array, i: jax.Array) -> jax.Array:
-        """The action that does there what `action` does in the original: int32[]."""
+        """Map an action to its equivalent under symmetry `i`: int32 []."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GameEntry(Generic[GameT]):
-    """All that belongs to one game.
+    """Everything that belongs to one game.
 
-    rules:         its class
-    text:          `text(game, style)`, what models read and write
-    draw:          `board` and `svg`, what people see; games that hide cells from a seat also take `visible`, bool[C];
-                   `targets`, if there is one, says where on the drawing a click takes which action
-    bots:          by name, the best last; each makes a bot for the game
-    symmetry:      makes the symmetries of the game, for augmenting self-play; None where it has none
-    level_params:  parameters that choose the levels: a policy can be evaluated on levels of another size or kind
-    reward_params: parameters that say what is paid, which changes neither the rules nor what is read
+    Attributes:
+        rules: Class of the game.
+        text: Function `text(game, style)` that returns the prompts and action names that models read and write.
+        draw: Functions `board` and `svg` that draw a position for users. Games that hide cells from a seat also pass
+            them `visible`, bool [C]. An optional function `targets` maps actions to clickable areas of the drawing.
+        bots: Bot factories by name, the best bot last.
+        symmetry: Factory of the symmetries for self-play augmentation, or None.
+        level_params: Parameters that choose the levels. A policy can be evaluated on levels of another size or kind.
+        reward_params: Parameters that change rewards, but neither rules nor prompts.
     """
 
     rules: type[GameT]

@@ -1,13 +1,16 @@
-"""Which actions free answers name, inside jit, on token ids: `answers.parse` of the text of the tokens.
+"""Parsing of actions from free-text completions, on token ids inside jit.
+
+Equivalent to `answers.parse` of the decoded tokens:
 
     parser = make_parser(text.names, tokenizer.token_bytes(skip_special=True))
-    action = parser(tokens, lengths, legal)       # int32 [B], -1 where no legal action is named
+    action = parser(tokens, lengths, legal)       # int32 [B], -1 if no legal action is named
 
-Tokens become codes (`token_codes.py`), one behind the other. At every place of all rows at once a trie finds the
-longest legal name that begins there and stands alone. The last mark is the last colon that an "answer" comes before,
-close enough and with nothing in between that ends it. No loop runs over the text.
+Tokens are mapped to codes (`token_codes.py`), which are concatenated. At every position of all rows in parallel, a trie
+finds the longest legal name that starts there and is delimited on both sides. The last mark is the last colon preceded
+by "answer", within the allowed distance and without a separator in between. There is no loop over the text.
 
-Axis letters: B rows, W tokens of an answer, K codes of a token at most, N = W K + 1 codes of an answer, A actions.
+Axis letters: B rows, W tokens of a completion, K maximum number of codes per token, N = W K + 1 codes of a completion,
+A actions.
 """
 
 import dataclasses
@@ -21,21 +24,23 @@ from envs.games.answers import MARK, MARK_GAP, check_names, folds
 from envs.games.token_codes import ALNUM, COLON, RUN, TokenBytes, token_codes
 
 ROOT = 1
-"""State of the trie before the first letter; 0 is where no name is left."""
+"""Initial state of the trie. State 0 means that no name matches."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parser:
-    """The names of A actions, ready to be found in the tokens of a vocabulary of V.
+    """Parser of A action names in the tokens of a vocabulary of size V.
 
-    codes         uint8 [V, K], and how many of them are the token's: counts uint8 [V]
-    letters       uint8 [256]: the column of each code in the trie; 0: it is in no name
-    trie          int32 [states, letters]: the next state
-    ends          int32 [states]: the action whose name is complete, or -1
-    name_lengths  those that occur, in order
-    overlap       whether two names can overlap in a text
-    strips_space  as in `TokenBytes`
-    marked        only a name behind a mark counts
+    Attributes:
+        codes: uint8 [V, K]. Codes of each token.
+        counts: uint8 [V]. Number of codes of each token.
+        letters: uint8 [256]. Column of each code in the trie, 0 if it occurs in no name.
+        trie: int32 [states, letters]. Next state.
+        ends: int32 [states]. Action whose name is complete, or -1.
+        name_lengths: Lengths of the names, sorted, without duplicates.
+        overlap: Whether two names can overlap in a text.
+        strips_space: See `TokenBytes`.
+        marked: Whether only a name after a mark counts.
     """
 
     codes: np.ndarray
@@ -50,17 +55,23 @@ class Parser:
 
     @jax.named_scope("parse")
     def __call__(self, tokens: jax.Array, lengths: jax.Array, legal: jax.Array) -> jax.Array:
-        """int32 [B]: the legal action (bool [B, A]) that each answer, int32 [B, W] of lengths [B], names, or -1."""
+        """Return the action that each completion names, or -1: int32 [B].
+
+        Args:
+            tokens: int32 [B, W].
+            lengths: int [B].
+            legal: bool [B, A].
+        """
         text = self._text(tokens, lengths)
         action, sizes = self._names(text, legal)
         places = jnp.arange(text.shape[1])
-        last = text.shape[1] - 1 if self.marked else self._last(action >= 0, sizes)  # at the very end begins no name
+        last = text.shape[1] - 1 if self.marked else self._last(action >= 0, sizes)  # no name starts at the very end
         after = (action >= 0) & (places >= _last_mark(text)[:, None])
         chosen = jnp.where(jnp.any(after, axis=1), jnp.argmax(after, axis=1), last)
         return jnp.take_along_axis(action, chosen[:, None], axis=1)[:, 0]
 
     def _text(self, tokens, lengths):
-        """The codes of the answers, uint8 [B, N], `RUN` behind their ends."""
+        """Return the codes of the completions, padded with `RUN`: uint8 [B, N]."""
         (batch, width), (vocab, most) = tokens.shape, self.codes.shape
         real = (jnp.arange(width) < lengths[:, None]) & (tokens >= 0) & (tokens < vocab)
         counts = jnp.where(real, jnp.asarray(self.counts)[tokens].astype(jnp.int32), 0)
@@ -74,7 +85,11 @@ class Parser:
         return text
 
     def _names(self, text, legal):
-        """The longest legal name that begins at each place: action int32 [B, N], -1 for none, and its length."""
+        """Find the longest legal name that starts at each position.
+
+        Returns:
+            Actions int32 [B, N], -1 if there is none, and the lengths of their names.
+        """
         follows = jnp.asarray(_STARTS)[text]
         precedes = jnp.pad(jnp.asarray(_ENDS)[text][:, :-1], ((0, 0), (1, 0)))
         letters = jnp.asarray(self.letters)[text]
@@ -90,23 +105,27 @@ class Parser:
                 action, sizes = jnp.where(longer, named, action), jnp.where(longer, length, sizes)
         return action, sizes
 
-    def _last(self, found, sizes):
-        """The place of the last name, int32 [B], where names are taken from the left and do not overlap."""
-        n = found.shape[1]
+    def _last(self, named, sizes):
+        """Return the position of the last name: int32 [B].
+
+        Names are matched from the left and do not overlap.
+        """
+        n = named.shape[1]
         places = jnp.arange(n)
         if not self.overlap:
-            return jnp.max(jnp.where(found, places, 0), axis=1)
-        nothing = n - 1  # no name begins at the last place, which is behind every text
-        first = jax.lax.cummin(jnp.where(found, places, nothing), axis=1, reverse=True)  # that begins here or later
+            return jnp.max(jnp.where(named, places, 0), axis=1)
+        nothing = n - 1  # no name starts at the last position, which is after the text
+        # The first name that starts here or later.
+        first = jax.lax.cummin(jnp.where(named, places, nothing), axis=1, reverse=True)
         following = jnp.take_along_axis(first, jnp.minimum(places + sizes, nothing), axis=1)
-        following = jnp.where(following == nothing, places, following)  # the last one leads to itself
+        following = jnp.where(following == nothing, places, following)  # the last name points to itself
         for _ in range((n - 1).bit_length()):
             following = jnp.take_along_axis(following, following, axis=1)
         return jnp.take_along_axis(following, first[:, :1], axis=1)[:, 0]
 
 
 def make_parser(names: Sequence[str], vocabulary: TokenBytes, marked: bool = False) -> Parser:
-    """The parser of answers in the tokens of a vocabulary; with `marked`, only names behind a mark count."""
+    """Build a parser of action names for the tokens of a vocabulary."""
     check_names(names)
     codes, counts = token_codes(names, vocabulary)
     fold = folds(names)
@@ -136,25 +155,28 @@ def _trie(words: Sequence[Sequence[int]], n_letters: int) -> tuple[np.ndarray, n
 
 
 def _can_overlap(words: Sequence[bytes]) -> bool:
-    """Whether a word can begin inside another, which is after a sign that is no letter and no digit."""
+    """Return whether a word can begin inside another one.
+
+    It can only begin after a character that is neither a letter nor a digit.
+    """
     whole, beginnings = set(words), {word[:i] for word in words for i in range(1, len(word) + 1)}
     rests = {word[i:] for word in words for i in range(1, len(word)) if word[i - 1] not in ALNUM}
     return any(rest in beginnings or any(rest[:i] in whole for i in range(1, len(rest))) for rest in rests)
 
 
 def _last_mark(text: jax.Array) -> jax.Array:
-    """int32 [B]: the place behind the last mark; behind the whole text where there is none."""
+    """Return the position after the last mark, or N if there is none: int32 [B]."""
     n = text.shape[1]
     letters = jnp.asarray(_LOWER)[text]
     word = jnp.ones(text.shape, bool)
     for i, letter in enumerate(MARK):
         word &= _shifted(letters, i, 0) == letter
-    ended = jnp.pad(word, ((0, 0), (len(MARK), 0)))[:, :n]  # the word ends before this place
+    ended = jnp.pad(word, ((0, 0), (len(MARK), 0)))[:, :n]  # the word ends just before this position
     sizes = jnp.asarray(_SIZES)[text].astype(jnp.int32)
     offsets = jnp.cumsum(sizes, axis=1) - sizes
     colon = text == COLON
     separated = jnp.pad((jnp.asarray(_SEPARATES)[text] | colon)[:, :-1], ((0, 0), (1, 0)))
-    # The newest event before each place, as twice its offset, and one more if it is the end of the word.
+    # Latest event before each position, encoded as twice its offset, plus one if it is the end of the word.
     newest = jax.lax.cummax(jnp.where(ended, 2 * offsets + 1, jnp.where(separated, 2 * offsets, 0)), axis=1)
     marks = colon & (newest % 2 == 1) & (offsets - newest // 2 <= MARK_GAP)
     place = jnp.max(jnp.where(marks, jnp.arange(1, n + 1), 0), axis=1)
@@ -162,11 +184,11 @@ def _last_mark(text: jax.Array) -> jax.Array:
 
 
 def _shifted(x: jax.Array, by: int, fill) -> jax.Array:
-    """x [B, N] read `by` places later."""
+    """Shift x [B, N] to the left by `by` positions."""
     return jnp.pad(x[:, by:], ((0, 0), (0, min(by, x.shape[1]))), constant_values=fill)
 
 
-# What each code says of itself, [256]; see `token_codes.py`.
+# Properties of each code, [256]; see `token_codes.py`.
 _CODE = np.arange(256)
 _BYTE = _CODE < RUN
 _STARTS = np.where(_BYTE, np.isin(_CODE, list(ALNUM)), _CODE & 1 > 0)

@@ -1,10 +1,11 @@
-"""Pools of puzzle levels: a train and a test part that share no level, with fingerprints that runs record.
+"""Pools of puzzle levels with disjoint train and test splits.
 
-A level is a row of a few named arrays; what the arrays are is the game's own affair (`envs/games/<game>/levels.py`).
+A level is a row of a few named arrays, which each game defines (`envs/games/<game>/levels.py`). Runs record the
+fingerprints of their pools.
 
-Which part a generated level belongs to follows from the level alone: a hash of its `key`, the same bytes for all levels
-that count as the same (mirror images, relabelled digits). So a train pool of one seed can never hold a level of a test
-pool of another seed, whatever their sizes.
+The split of a generated level depends only on the level: it follows from a hash of its `key`, which is the same for all
+equivalent levels (mirror images, relabeled digits). A train pool therefore never contains a level of a test pool,
+whatever their seeds and sizes.
 """
 
 import dataclasses
@@ -23,21 +24,27 @@ import numpy as np
 
 PARTS = ("train", "test")
 MOST_LEVELS = 1_000_000
-"""Of one part of a generated pool, so that a slip is refused rather than waited for."""
+"""Maximum size of a generated split, so that a typo raises an error instead of running for hours."""
 TEST_EVERY = 5
-"""One key in this many belongs to the test part."""
+"""One key in this many belongs to the test split."""
 SILENT, EVERY = 5.0, 15.0
-"""Seconds of generating before the first line about it, and between lines."""
+"""Seconds before the first progress message, and between messages."""
 log = logging.getLogger(__name__)
 
 Arrays = Mapping[str, np.ndarray]
 Schema = Mapping[str, tuple[str, str]]
-"""Array name -> (dtype, letters of the axes after the first), e.g. {"cells": ("uint8", "hw")}; equal letters agree."""
+"""Array name -> (dtype, letters of the axes after the first), e.g. {"cells": ("uint8", "hw")}.
+
+Axes with the same letter have the same size.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Levels:
-    """One part of a pool: arrays with one row per level, never changed; equal and hashed by content."""
+    """One split of a pool: immutable arrays with one row per level.
+
+    Equality and hash depend on the contents.
+    """
 
     arrays: Arrays
     fingerprint: str = dataclasses.field(init=False)
@@ -68,7 +75,14 @@ class Levels:
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Levels for one game; `source` says in words where they came from and takes no part in comparisons."""
+    """Train and test levels of one game.
+
+    Attributes:
+        game: Name of the game.
+        train: Train split.
+        test: Test split.
+        source: Description of the origin, ignored in comparisons.
+    """
 
     game: str
     train: Levels
@@ -76,23 +90,23 @@ class Pool:
     source: str = dataclasses.field(default="", compare=False)
 
     def part(self, name: str) -> Levels:
-        """The part called "train" or "test"."""
+        """Return the split called "train" or "test"."""
         if name not in PARTS:
-            raise ValueError(f"{self.game}: part must be one of {PARTS}, found {name!r}")
+            raise ValueError(f"{self.game}: part is {name!r}, but must be one of: {', '.join(PARTS)}")
         levels = getattr(self, name)
         if not len(levels):
-            raise ValueError(f"{self.game}: the {name} part of the pool ({self.source}) has no levels")
+            raise ValueError(f"{self.game}: the {name} split of the pool ({self.source}) has no levels")
         return levels
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """sha256 over the game's name and both parts."""
+        """SHA-256 of the game's name and both splits."""
         text = "\n".join((self.game, self.train.fingerprint, self.test.fingerprint))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def fingerprint(arrays: Arrays) -> str:
-    """sha256 over names, dtypes, shapes and contents, the same on every machine."""
+    """Return the SHA-256 of names, dtypes, shapes and contents, independent of the machine."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -103,7 +117,7 @@ def fingerprint(arrays: Arrays) -> str:
 
 
 def side(key: bytes) -> str:
-    """The part a level with this key belongs to, in every pool."""
+    """Return the split of a level with this key, the same in every pool."""
     return "test" if int.from_bytes(hashlib.sha256(key).digest()[:8], "little") % TEST_EVERY == 0 else "train"
 
 
@@ -116,16 +130,26 @@ def generate(
     seed: int | tuple[int, int],
     patience: int = 40,
 ) -> Pool:
-    """Fill both parts with distinct levels from `draw(rng) -> (arrays, keys)`, which makes a batch of candidates.
+    """Generate a pool of distinct levels.
 
-    After `patience` draws in a row that add nothing, there are taken to be no more such levels: a ValueError.
+    Args:
+        game: Name of the game.
+        source: Description of the levels.
+        draw: Function `draw(rng) -> (arrays, keys)` that returns a batch of candidates.
+        n_train: Number of train levels.
+        n_test: Number of test levels.
+        seed: Random seed.
+        patience: Maximum number of consecutive draws without a new level.
+
+    Raises:
+        ValueError: If there are not enough levels.
     """
     wanted = {"train": n_train, "test": n_test}
     for part, count in wanted.items():
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_LEVELS:
-            raise ValueError(f"{game}: n_{part} must be an integer from 0 to {MOST_LEVELS:,}, found {count!r}")
+            raise ValueError(f"{game}: n_{part} is {count!r}, but must be an integer from 0 to {MOST_LEVELS:,}")
     if not n_train + n_test:
-        raise ValueError(f"{game}: n_train and n_test are both 0, expected at least one level")
+        raise ValueError(f"{game}: n_train and n_test are both 0, but there must be at least one level")
     rng = np.random.default_rng(seed)
     rows: dict[str, list[dict]] = {part: [] for part in PARTS}
     seen = set()
@@ -147,8 +171,10 @@ def generate(
         if all(len(rows[part]) == wanted[part] for part in PARTS):
             break
     else:
-        found = ", ".join(f"{len(rows[part])} of {wanted[part]} {part}" for part in PARTS)
-        raise ValueError(f"{game}: found only {found} levels ({source}); ask for fewer, or for a wider kind of level")
+        counts = ", ".join(f"{len(rows[part])} of {wanted[part]} {part}" for part in PARTS)
+        raise ValueError(
+            f"{game}: found only {counts} levels ({source}); request fewer levels, or a wider range of levels"
+        )
 
     def stack(part: str) -> Levels:
         made = rows[part]
@@ -158,13 +184,14 @@ def generate(
 
 
 class _Progress:
-    """Logs now and then how many levels there are, and how long the others may take."""
+    """Logs the number of generated levels and the estimated time left."""
 
     def __init__(self, game: str, wanted: int):
         self._game, self._wanted, self._begin = game, wanted, time.monotonic()
         self._next = self._begin + SILENT
 
     def update(self, made: int) -> None:
+        """Log if the last message is old enough."""
         now = time.monotonic()
         if now >= self._next and made < self._wanted:
             self._next = now + EVERY
@@ -173,26 +200,35 @@ class _Progress:
 
 
 def grade_seed(seed: int, number: int, difficulty_levels: int) -> int | tuple[int, int]:
-    """Return the seed of a difficulty level: a separate stream for each, and the pool's own for the hardest."""
+    """Return the seed of a difficulty level.
+
+    Each level has a separate stream; the hardest one uses the seed of the pool.
+    """
     return seed if number == difficulty_levels else (seed, number)
 
 
 def from_parts(game: str, source: str, train: Arrays, test: Arrays, key: Callable[[Arrays], list[bytes]]) -> Pool:
-    """A pool of levels that came split: the test part stays whole, train loses what is the same as a test level."""
+    """Build a pool from levels with a given split.
+
+    Train levels that are equivalent to a test level are dropped.
+    """
     tested = set(key(test))
     keep = np.array([k not in tested for k in key(train)], bool)
     return Pool(game, Levels({name: array[keep] for name, array in train.items()}), Levels(test), source)
 
 
 def from_levels(game: str, source: str, levels: Arrays, key: Callable[[Arrays], list[bytes]]) -> Pool:
-    """A pool of levels that came without a split."""
+    """Build a pool from levels without a given split."""
     test = np.array([side(k) == "test" for k in key(levels)], bool)
     train = {name: array[~test] for name, array in levels.items()}
     return Pool(game, Levels(train), Levels({name: array[test] for name, array in levels.items()}), source)
 
 
 def graded(easier: Sequence[Pool], pool: Pool) -> Pool:
-    """`pool` with the train levels of easier pools before its own, each once; its test part stays as it is."""
+    """Prepend the train levels of easier pools to those of `pool`.
+
+    Duplicates are dropped, and the test split does not change.
+    """
     if not easier:
         return pool
     parts = [*easier, pool]
@@ -205,23 +241,26 @@ def graded(easier: Sequence[Pool], pool: Pool) -> Pool:
 
 
 def check_arrays(arrays: Arrays, schema: Schema, where: str) -> None:
-    """Raise a ValueError that starts with `where` unless names, dtypes and shapes are as the schema says."""
+    """Raise a ValueError unless names, dtypes and shapes match the schema.
+
+    The message starts with `where`.
+    """
     if set(arrays) != set(schema):
-        raise ValueError(f"{where}: found arrays {sorted(arrays)}, expected {sorted(schema)}")
+        raise ValueError(f"{where}: arrays are {sorted(arrays)}, but must be {sorted(schema)}")
     sizes: dict[str, int] = {}
     for name, (dtype, letters) in schema.items():
         array, axes = arrays[name], "N" + letters
         if array.dtype != np.dtype(dtype):
-            raise ValueError(f"{where}: {name} has dtype {array.dtype}, expected {dtype}")
+            raise ValueError(f"{where}: {name} has dtype {array.dtype}, but must have {dtype}")
         if array.ndim != len(axes):
-            raise ValueError(f"{where}: {name} has shape {array.shape}, expected axes [{', '.join(axes)}]")
+            raise ValueError(f"{where}: {name} has shape {array.shape}, but must have axes [{', '.join(axes)}]")
         for letter, size in zip(axes, array.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
-                raise ValueError(f"{where}: {name} has size {size} on axis {letter}, expected {sizes[letter]}")
+                raise ValueError(f"{where}: {name} has size {size} on axis {letter}, but must have {sizes[letter]}")
 
 
 def save(pool: Pool, path: str | os.PathLike) -> None:
-    """Write a pool as one .npz file; a reader sees the whole file or the old one."""
+    """Write a pool to an .npz file, atomically."""
     header = json.dumps({"game": pool.game, "source": pool.source, "fingerprint": pool.fingerprint})
     arrays = {f"{part}/{name}": array for part in PARTS for name, array in getattr(pool, part).arrays.items()}
     path = Path(path)
@@ -232,7 +271,11 @@ def save(pool: Pool, path: str | os.PathLike) -> None:
 
 
 def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file; a file that is none, or is damaged, is a ValueError with its name."""
+    """Read all arrays of an .npz file.
+
+    Raises:
+        ValueError: If it is not a valid .npz file. The message names the file.
+    """
     if not zipfile.is_zipfile(path):
         reason = "not an .npz file" if Path(path).exists() else "no such file"
         raise ValueError(f"{path}: {reason}")
@@ -244,30 +287,30 @@ def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def load(path: str | os.PathLike, game: str, schema: Schema) -> Pool:
-    """Read a pool that `save` wrote and verify game, names, dtypes, shapes and fingerprint."""
+    """Read a pool written by `save` and verify game, schema and fingerprint."""
     arrays = read_npz(path)
     if "header" not in arrays:
-        raise ValueError(f"{path}: not a level pool, it has no header; found arrays {sorted(arrays)}")
+        raise ValueError(f"{path}: not a level pool: it has no header, only the arrays {sorted(arrays)}")
     try:
         header = json.loads(str(arrays.pop("header")))
-        found, source, expected = header["game"], header["source"], header["fingerprint"]
+        stored_game, source, expected = header["game"], header["source"], header["fingerprint"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: unreadable header of a level pool ({error})") from error
-    if found != game:
-        raise ValueError(f"{path}: a pool for {found!r}, expected one for {game!r}")
+        raise ValueError(f"{path}: cannot read the header of the level pool ({error})") from error
+    if stored_game != game:
+        raise ValueError(f"{path}: the pool is for {stored_game!r}, but must be for {game!r}")
     parts = {}
     for part in PARTS:
-        mine = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith(part + "/")}
-        check_arrays(mine, schema, f"{path} ({part})")
-        parts[part] = Levels(mine)
+        split = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith(part + "/")}
+        check_arrays(split, schema, f"{path} ({part})")
+        parts[part] = Levels(split)
     pool = Pool(game, parts["train"], parts["test"], source)
     if pool.fingerprint != expected:
-        raise ValueError(f"{path}: corrupt pool, its contents have fingerprint {pool.fingerprint}, expected {expected}")
+        raise ValueError(f"{path}: corrupt pool: its fingerprint is {pool.fingerprint}, but must be {expected}")
     return pool
 
 
 def mirror_key(boards: np.ndarray) -> list[bytes]:
-    """One key per board [N,h,w], equal for boards that are turned or mirrored images of each other."""
+    """Return a key per board [N, h, w], equal for rotated and mirrored boards."""
     turns = [np.rot90(boards, k, axes=(1, 2)) for k in range(4)]
     images = turns + [board[:, :, ::-1] for board in turns]
     rows = [[f"{image.shape[1:]}".encode() + board.tobytes() for board in image] for image in images]

@@ -1,21 +1,22 @@
-"""A game's text compiled for a tokenizer: what a model reads, as token ids inside jit and as strings on the host.
+"""Prompts of a game, as token ids inside jit and strings on the host.
 
-A conversation of one seat reads
+The conversation of one seat reads
 
     opening  answer  close event event … ask  answer  close event … ask  answer …
 
-`opening` is rules, role, present position and question; with the context `turn` that is all there is. With `history` a
-rollout keeps a row of pending tokens for every seat, appends an event at every move, and flushes the row when the seat
-is to move:
+`opening` contains rules, role, current position and question. In the context `turn` it is the complete prompt. In the
+context `history` a rollout keeps a row of pending tokens for every seat, appends an event at every move, and flushes
+the row when the seat is to move:
 
     tokens, length = prompt.opening(state, seat)                      # int32[opening_length], int32[]
     pending, n = jnp.zeros(width, jnp.int32), 0                       # room for all events that may come
     pending, n = join([(pending, n), prompt.event(before, action, after, seat)], prompt.pad_id, width)
     tokens, length = prompt.next(pending, n, seat)                    # close, pending events, ask
 
-An event restates what a move changed, the seat's own moves included: after an answer that could not be read it says
-what was played instead. So `opening` and the events since then always say what the present position's text would.
-`close` takes the place of the token with which a free answer stopped; a constrained answer has none.
+An event restates everything that a move changed, including the seat's own moves: after a completion that names no
+action, it says which action was played instead. The opening and the events since then therefore always contain the
+facts of the current position. `close` replaces the stop token of a free-text completion; a constrained completion has
+none.
 """
 
 import dataclasses
@@ -35,22 +36,39 @@ class PromptText(Protocol):
     """The members of `envs.games.text.Text` that a prompt reads."""
 
     @property
-    def names(self) -> tuple[str, ...]: ...
+    def names(self) -> tuple[str, ...]:
+        """Action names as the model writes them."""
+        ...
+
     @property
-    def roles(self) -> tuple[str, ...]: ...
+    def roles(self) -> tuple[str, ...]:
+        """One line per seat."""
+        ...
+
     @property
-    def questions(self) -> tuple[str, ...]: ...
+    def questions(self) -> tuple[str, ...]:
+        """One question per seat."""
+        ...
+
     @property
-    def marked(self) -> bool: ...
+    def marked(self) -> bool:
+        """Whether only a name after a mark counts."""
+        ...
+
     @property
-    def indices(self) -> Callable[[State, jax.Array], jax.Array]: ...
+    def indices(self) -> Callable[[State, jax.Array], jax.Array]:
+        """Function that returns the indices of an observation."""
+        ...
+
     @property
-    def event_indices(self) -> Callable[[State, jax.Array, State, jax.Array], jax.Array] | None: ...
+    def event_indices(self) -> Callable[[State, jax.Array, State, jax.Array], jax.Array] | None:
+        """Function that returns the indices of an event, if the text has events."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class History:
-    """What later turns are made of: the tokens of `close`, and the templates of events and of what asks for a move."""
+    """Compiled pieces of later turns: the `close` tokens, and templates of events and questions."""
 
     close_text: str
     close_ids: tuple[int, ...]
@@ -62,8 +80,13 @@ class History:
 class Prompt:
     """A game's text compiled for a tokenizer, a chat format and a context.
 
-    action_ids: int32[A, longest], the tokens of each name, padded with -1; action_lengths: int32[A]
-    history: None in the context `turn`
+    Attributes:
+        text: The text.
+        context: One of `envs.games.text.CONTEXTS`.
+        compiled_opening: Template of the opening.
+        action_ids: int32 [A, longest]. Tokens of each action name, padded with -1.
+        action_lengths: int32 [A].
+        history: Pieces of later turns, or None in the context `turn`.
     """
 
     text: PromptText
@@ -73,39 +96,40 @@ class Prompt:
     action_lengths: np.ndarray
     history: History | None = None
 
-    # The opening, all of a prompt in the context `turn`
+    # Opening: the complete prompt in the context `turn`
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The tokens with which every `opening` begins, whoever moves: their keys and values can be computed once."""
+        """Tokens that begin every `opening`, so that their keys and values can be computed once."""
         return self.compiled_opening.head
 
     @property
     def pad_id(self) -> int:
-        """What rows are filled up with."""
+        """Padding token of the rows."""
         return self.compiled_opening.pad_id
 
     @property
     def opening_length(self) -> int:
-        """T of `opening`."""
+        """Maximum number of tokens in `opening`."""
         return self.compiled_opening.max_length
 
     def opening(self, state: State, seat: jax.Array) -> Rendered:
-        """Rules, role, position and question: a prompt that stands alone or opens a conversation."""
+        """Render rules, role, position and question."""
         return self.compiled_opening.render(self.opening_indices(state, seat))
 
     def suffix(self, state: State, seat: jax.Array) -> Rendered:
-        """`opening` without the tokens of `prefix`."""
+        """Render `opening` without the tokens of `prefix`."""
         return self.compiled_opening.render_tail(self.opening_indices(state, seat))
 
     def opening_text(self, state: State, seat: int) -> str:
-        """The string of `opening`; host only."""
+        """Return the string of `opening` (host only)."""
         return self.compiled_opening.template.text(jax.device_get(self._jitted_opening(state, jnp.int32(seat))))
 
     def opening_indices(self, state: State, seat: jax.Array) -> jax.Array:
-        """What `opening` renders: the observation's numbers between the seat, for its role, and again for its question.
+        """Return the indices of `opening`.
 
-        Where all seats read the same role or question there is no table for it.
+        They are the indices of the observation, preceded and followed by the seat, which selects the role and the
+        question. If all seats share the same role or question, there is no table for it.
         """
         number = jnp.asarray(seat, jnp.int32)[None]
         observed = jnp.asarray(self.text.indices(state, seat), jnp.int32)
@@ -116,51 +140,57 @@ class Prompt:
 
     @property
     def close_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer and begin what is read next."""
+        """Tokens that end a completion and start the next message."""
         return self._history.close_ids
 
     @property
     def close_text(self) -> str:
-        """The string of `close_ids`."""
+        """String of `close_ids`."""
         return self._history.close_text
 
     @property
     def event_length(self) -> int:
-        """T of `event`."""
+        """Maximum number of tokens in `event`."""
         return self._history.event.max_length
 
     @property
     def ask_length(self) -> int:
-        """T of `ask`."""
+        """Maximum number of tokens in `ask`."""
         return self._history.ask.max_length
 
     def event(self, before: State, action: jax.Array, after: State, seat: jax.Array) -> Rendered:
-        """One move as `seat` reads it: `action`, played in `before`, led to `after`."""
+        """Render one move from `before` to `after` as `seat` reads it."""
         return self._history.event.render(self._event_indices(before, action, after, seat))
 
     def ask(self, seat: jax.Array) -> Rendered:
-        """What asks for a move and opens the answer."""
+        """Render the question that asks for a move and starts the completion."""
         return self._history.ask.render(jnp.asarray(seat, jnp.int32)[None])
 
     def next(self, pending: jax.Array, pending_length: jax.Array, seat: jax.Array) -> Rendered:
-        """What a later turn appends after the answer: close, pending events (int32[W], int32[]), ask."""
+        """Render the tokens that follow a completion: close, pending events, ask.
+
+        Args:
+            pending: int32 [W]. Tokens of the pending events.
+            pending_length: int32 [].
+            seat: int32 []. The seat to move.
+        """
         close = jnp.asarray(self.close_ids, jnp.int32)
         return join([(close, jnp.int32(close.shape[0])), (pending, pending_length), self.ask(seat)], self.pad_id)
 
     def event_text(self, before: State, action: int, after: State, seat: int) -> str:
-        """The string of `event`; host only."""
+        """Return the string of `event` (host only)."""
         numbers = self._jitted_event(before, jnp.int32(action), after, jnp.int32(seat))
         return self._history.event.template.text(jax.device_get(numbers))
 
     def ask_text(self, seat: int) -> str:
-        """The string of `ask`; host only."""
+        """Return the string of `ask` (host only)."""
         template = self._history.ask.template
         return template.text([seat] * len(template.tables))
 
     @property
     def _history(self) -> History:
         if self.history is None:
-            raise ValueError(f"events are for the context 'history'; this prompt was compiled for {self.context!r}")
+            raise ValueError(f"events require the context 'history', but this prompt was compiled for {self.context!r}")
         return self.history
 
     @property

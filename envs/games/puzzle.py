@@ -1,4 +1,4 @@
-"""What the one-player puzzles share: levels from a pool, success, and the hooks that text, drawings and roles use.
+"""Base class of the one-player puzzles, which draw levels from a pool.
 
 Axis letters: C cells of the board, row by row.
 """
@@ -18,30 +18,33 @@ from envs.games.game import Game, State, check_choice, check_range
 from envs.games.pools import PARTS, Levels, Pool
 
 LEVEL_PARAMS = frozenset({"pool", "part", "seed", "n_train", "n_test", "budget", "difficulty_levels"})
-"""The parameters of every puzzle that choose its levels, or how long one may take."""
+"""Parameters of every puzzle that choose its levels or limit their length."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Puzzle(Game):
     """A one-player game that starts from a level of a pool.
 
-    pool: a Pool, or the path of a pool file; left out, one is generated from the game's own parameters
-    part: "train" or "test"
-    seed, n_train, n_test: of a generated pool
-    budget: turns before the episode ends without success; left out, the game chooses
-    difficulty_levels: of a generated pool; with more than one, the train part also has easier levels, in this many
-        steps up to the game's own parameters, each with an equal share (a curriculum climbs them); the test part has
-        the hardest only
+    Attributes:
+        pool: A pool or the path of a pool file; by default one is generated from the parameters.
+        part: Split to play, "train" or "test".
+        seed: Random seed of a generated pool.
+        n_train: Number of train levels of a generated pool.
+        n_test: Number of test levels of a generated pool.
+        budget: Maximum number of turns; each game has a default.
+        difficulty_levels: Number of difficulty levels of a generated pool. With more than one, the train split also has
+            easier levels, in equal shares and in this many steps up to the game's parameters, for a curriculum. The
+            test split has the hardest levels only.
     """
 
     symbols: ClassVar[tuple[str, ...]]
-    """One character for every code that `cells` can hold."""
+    """One character for every code in `cells`."""
 
     process_rewards: ClassVar[tuple[str, ...]]
-    """The parameters that say what is paid at the process level."""
+    """Names of the parameters that give process rewards."""
 
     success_reward: ClassVar[str]
-    """The parameter that says what solving the puzzle pays the team."""
+    """Name of the parameter with the team reward for solving the puzzle."""
 
     pool: Pool | str | os.PathLike | None = None
     part: str = "train"
@@ -64,7 +67,7 @@ class Puzzle(Game):
         elif not isinstance(pool, Pool):
             pool = self.load_pool(pool)
         if pool.game != self.name:
-            raise ValueError(f"{self.name}: pool holds levels for {pool.game!r}, expected {self.name!r}")
+            raise ValueError(f"{self.name}: pool has levels of {pool.game!r}, but must have levels of {self.name!r}")
         object.__setattr__(self, "pool", pool)
         pool.part(self.part)
         if self.budget is not None:
@@ -72,7 +75,10 @@ class Puzzle(Game):
 
     @classmethod
     def reward_levels_with(cls, params: Mapping[str, Any]) -> tuple[str, ...]:
-        """The process level only where a parameter pays there, or a planner is paid for its proposals."""
+        """Return the reward levels, without `process` if no parameter rewards it.
+
+        A planner always gets process rewards for its proposals unless `planner_weight` is 0.
+        """
         paying = [params.get(name, getattr(cls, name)) for name in cls.process_rewards]
         if params.get("roles") == "two":
             paying.append(params.get("planner_weight", 1))
@@ -80,11 +86,11 @@ class Puzzle(Game):
 
     @abc.abstractmethod
     def generate_pool(self) -> Pool:
-        """The pool that the parameters describe; the same parameters give the same pool."""
+        """Generate the pool described by the parameters, deterministically."""
 
     @abc.abstractmethod
     def load_pool(self, path: str | os.PathLike) -> Pool:
-        """The pool in a file."""
+        """Load the pool from a file."""
 
     @property
     @abc.abstractmethod
@@ -93,70 +99,84 @@ class Puzzle(Game):
 
     @abc.abstractmethod
     def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> State:
-        """The first state of a level given by its arrays; `index` is remembered as `state.level`."""
+        """Return the first state of a level.
+
+        Args:
+            level: Arrays of the level.
+            index: Stored as `state.level`.
+        """
 
     @abc.abstractmethod
     def success(self, state: State) -> jax.Array:
-        """Whether the puzzle is solved: bool[]."""
+        """Return whether the puzzle is solved: bool []."""
 
     @abc.abstractmethod
     def cells(self, state: State) -> jax.Array:
-        """What stands in each cell, as an index into `symbols`: int32[C]."""
+        """Return the content of each cell as an index into `symbols`: int32 [C]."""
 
     @abc.abstractmethod
     def surroundings(self, state: State, action: jax.Array, radius: int) -> jax.Array:
-        """The cells someone on the spot can see, who has been told `action` (-1: nothing): bool[C]."""
+        """Return the cells that the executor of `action` can see: bool [C].
+
+        Args:
+            state: Current state.
+            action: int []. The proposed action, or -1 if there is none.
+            radius: Distance that the executor can see.
+        """
 
     @abc.abstractmethod
     def difficulty(self) -> np.ndarray:
-        """How hard each level of the part is, to sort levels by: float[N]."""
+        """Return the difficulty of each level of the split, for sorting: float [N]."""
 
     @property
     def levels(self) -> Levels:
-        """The part of the pool that episodes are drawn from."""
+        """The split of the pool from which episodes are drawn."""
         assert isinstance(self.pool, Pool)  # `__post_init__` loads or generates it
         return self.pool.part(self.part)
 
     @property
     def n_levels(self) -> int:
-        """How many levels episodes are drawn from."""
+        """Number of levels from which episodes are drawn."""
         return len(self.levels)
 
     def reset(self, key: jax.Array) -> State:
-        """The first state of a uniformly drawn level."""
+        """Return the first state of a uniformly sampled level."""
         return self.reset_level(jax.random.randint(key, (), 0, self.n_levels))
 
     def reset_among(self, key: jax.Array, count: jax.Array | int) -> State:
-        """The first state of a level drawn uniformly from the `count` easiest (int[], may be traced)."""
+        """Return the first state of a level sampled from the `count` easiest (int [])."""
         return self.reset_level(jnp.asarray(self._easiest_first)[jax.random.randint(key, (), 0, count)])
 
     def reset_level(self, index: jax.Array | int) -> State:
-        """The first state of level `index` (int[], may be traced) of the part; evaluations walk them in order."""
+        """Return the first state of level `index` (int []) of the split."""
         return jax.tree.map(lambda rows: jnp.asarray(rows)[index], self._first_states)
 
     @functools.cached_property
     def _first_states(self) -> State:
-        """The first state of every level, made once, so that a reset is a lookup: leaves numpy [N, ...]."""
+        """First state of every level: NumPy arrays [N, ...].
+
+        They are computed once, so that a reset is a lookup.
+        """
         with jax.ensure_compile_time_eval():
             make = jax.jit(jax.vmap(self.reset_from_level))
             return jax.device_get(make(self.levels.arrays, np.arange(self.n_levels)))
 
     @functools.cached_property
     def _easiest_first(self) -> np.ndarray:
-        """The levels' numbers by difficulty, equal ones in the order of the pool: int32[N]."""
+        """Levels sorted by difficulty, with ties in pool order: int32 [N]."""
         return np.argsort(self.difficulty(), kind="stable").astype(np.int32)
 
     def held_out(self) -> "Puzzle":
-        """The game on the test part of its pool."""
+        """Return the game on the test split of its pool."""
         return dataclasses.replace(self, part="test")
 
     def player(self, state: State) -> jax.Array:
-        """Always seat 0: int32[]."""
+        """Return seat 0: int32 []."""
         return jnp.int32(0)
 
 
 def near(shape: tuple[int, int], position: jax.Array, radius: int) -> jax.Array:
-    """Cells at most `radius` rows and columns away from `position`: bool[C]."""
+    """Return the cells within `radius` rows and columns of `position`: bool [C]."""
     height, width = shape
     rows = jnp.abs(jnp.arange(height) - position // width) <= radius
     columns = jnp.abs(jnp.arange(width) - position % width) <= radius

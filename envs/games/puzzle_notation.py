@@ -1,4 +1,4 @@
-"""How the styles write what all puzzles have in common, and pieces that several puzzles use."""
+"""Notations of the text styles for all puzzles, and pieces shared by several puzzles."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,16 +13,23 @@ from envs.games.text import grid
 
 @dataclasses.dataclass(frozen=True)
 class PuzzleNotation:
-    """How a style writes what all puzzles have in common.
+    """How a style writes the facts that all puzzles share.
 
-    board: what stands before the board; between: what stands between the cells of a line, None for no lines either
-    left, left_end: around the number of moves left; padded: that number has a fixed width
-    proposal: before the proposal that the executor reads; no_proposal: what the planner reads there
-    proposal_end: behind it
-    who: how an event begins when the reader moved, the other moved, the reader proposed, the other proposed
-    gap: before the action; end: behind an event without moves left
-    event_left, event_end: around the number of moves left in an event
-    sight: before what an executor with a local view sees
+    Attributes:
+        board: Text before the board.
+        between: Separator of the cells in a row, or None for no separators and no line breaks.
+        left: Text before the number of moves left.
+        left_end: Text after the number of moves left.
+        padded: Whether that number has a fixed width.
+        proposal: Text before the proposal that the executor reads.
+        no_proposal: Text that the planner reads instead.
+        proposal_end: Text after the proposal.
+        who: Beginning of an event if the reader moved, the other moved, the reader proposed or the other proposed.
+        gap: Text before the action of an event.
+        end: End of an event without the number of moves left.
+        event_left: Text before the number of moves left in an event.
+        event_end: Text after the number of moves left in an event.
+        sight: Text before the cells that an executor with a local view sees.
     """
 
     board: str
@@ -91,7 +98,7 @@ BRIEF = dataclasses.replace(
 
 
 def places(shape: tuple[int, int], pattern: str) -> tuple[str, ...]:
-    """A string for every cell: `pattern` with the numbers of its row and its column, counted from 1."""
+    """Format `pattern` with the row and column of every cell, counted from 1."""
     height, width = shape
     return tuple(pattern.format(row, column) for row in range(1, height + 1) for column in range(1, width + 1))
 
@@ -99,7 +106,10 @@ def places(shape: tuple[int, int], pattern: str) -> tuple[str, ...]:
 def window(
     shape: tuple[int, int], radius: int, notation: PuzzleNotation
 ) -> tuple[Callable[[tuple[str, ...]], tuple[Piece, ...]], Callable[[State, jax.Array], jax.Array]]:
-    """`sight` and `sight_cells` of a puzzle with someone on the spot: the square around the cell `state.position`."""
+    """Return `sight` and `sight_cells` for puzzles with a walking player.
+
+    The window is the square around the cell `state.position`.
+    """
     height, width = shape
     side = 2 * radius + 1
     if side * side >= height * width:
@@ -115,7 +125,7 @@ def window(
 
 
 def walking_help(notation: PuzzleNotation) -> str:
-    """How compact rules explain places and answers where someone walks over the board."""
+    """Return the explanation of places and answers in compact rules of walking games."""
     if notation.between is None:
         return (
             " The rows of the board follow one another without a break. A place is given as row and column, counted "

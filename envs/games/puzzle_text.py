@@ -1,10 +1,10 @@
-"""The text of a puzzle, alone or with the roles of planner and executor; each puzzle brings its `PuzzleWords`.
+"""The text of a puzzle, for one player or for planner and executor.
 
-Axis letters: C cells of the board, row by row.
+Each puzzle provides its `PuzzleWords`. Axis letters: C cells of the board, row by row.
 
-With roles both seats read the same kind of board. The executor also reads the proposal, and in the local view "?"
-stands for every cell that it cannot see. What it sees moves on with every proposal, so there the event of a proposal
-shows it again; events of moves say nothing that lies outside of it.
+With two roles, both seats read the same kind of board. The executor also reads the proposal, and in the local view "?"
+replaces every cell that it cannot see. Its view changes with every proposal, so the event of a proposal shows the view
+again. Events of moves mention nothing outside of it.
 """
 
 import dataclasses
@@ -25,18 +25,25 @@ HIDDEN = "?"
 
 @dataclasses.dataclass(frozen=True)
 class PuzzleWords:
-    """What a puzzle says in one style.
+    """The words of a puzzle in one style.
 
-    rules, symbols, names: its rules, a string for every code of `codes`, and its action names
-    ask: how to answer
-    header, labels: a line above the board, and what stands at the start of each of its rows
-    codes(state) -> int[C]; facts: lines between board and question, whose tables `fact_indices(state, seen)` fills,
-        `seen` being bool[C], or None where everything is seen
-    outcome: what an event says about a move behind its name; `outcome_indices(before, action, after, seen)` fills its
-        tables, each of which has the empty string in front, for proposals
-    sight: with a local view, the board that an event of a proposal shows: a template of cells and
-        `sight_cells(state, action) -> int[n]`, the cell that each of its tables shows, -1 for one off the board,
-        which shows as `symbols[off_board]`
+    Attributes:
+        rules: Rules of the puzzle.
+        symbols: One string for every code of `codes`.
+        names: Action names.
+        codes: Function `codes(state) -> int [C]`.
+        outcome: Tables that an event shows after the name of a move. Each has the empty string first, for proposals.
+        outcome_indices: Function `outcome_indices(before, action, after, seen)` that returns the indices of `outcome`.
+        sight: Function that builds the board shown by an event of a proposal in the local view, from the symbols.
+        sight_cells: Function `sight_cells(state, action) -> int [n]` that returns the cell of each table of `sight`, -1
+            for cells off the board.
+        off_board: Code shown for cells off the board.
+        ask: How to answer.
+        header: Line above the board.
+        labels: Text at the start of each row.
+        facts: Lines between board and question.
+        fact_indices: Function `fact_indices(state, seen)` that returns the indices of `facts`. `seen` is bool [C], or
+            None if everything is visible.
     """
 
     rules: str
@@ -56,7 +63,7 @@ class PuzzleWords:
 
 
 def puzzle_text(game: Puzzle | TwoRole, style: str, words: PuzzleWords, notation: PuzzleNotation) -> Text:
-    """The text of the puzzle in one of its forms."""
+    """Build the text of a puzzle in one style and notation."""
     with_roles = isinstance(game, TwoRole)
     hides = with_roles and game.view == "local"
     symbols = (*words.symbols, HIDDEN) if hides else words.symbols
@@ -79,12 +86,12 @@ def puzzle_text(game: Puzzle | TwoRole, style: str, words: PuzzleWords, notation
 
 
 def in_notations(make: Callable[[PuzzleNotation], Text], notations: tuple[PuzzleNotation, ...]) -> Text:
-    """A text that comes in several notations."""
+    """Build a text in several notations."""
     first, *others = map(make, notations)
     return dataclasses.replace(first, others=tuple(others))
 
 
-# --- What is seen ---------------------------------------------------------------------------------------------------
+# --- Observations ---------------------------------------------------------------------------------------------------
 
 
 def _indices(game: Puzzle | TwoRole, words: PuzzleWords) -> Callable[[State, jax.Array], jax.Array]:
@@ -113,7 +120,7 @@ def _board(
 
 
 def _tail(game: Puzzle | TwoRole, words: PuzzleWords, notation: PuzzleNotation) -> tuple[Piece, ...]:
-    """Moves left, and with roles the proposal, in place of which the planner reads nothing."""
+    """Return the pieces for the moves left and, with two roles, the proposal."""
     left = (Fixed(notation.left), _left(game, notation, "", notation.left_end))
     if not isinstance(game, TwoRole):
         return left
@@ -124,20 +131,23 @@ def _tail(game: Puzzle | TwoRole, words: PuzzleWords, notation: PuzzleNotation) 
 
 
 def _left(game: Puzzle | TwoRole, notation: PuzzleNotation, start: str, end: str) -> Table:
-    """The number of moves left."""
+    """Return a table of the number of moves left."""
     budget = (game.game if isinstance(game, TwoRole) else game).max_turns
     digits = len(str(budget)) if notation.padded else 0
     space = " " if notation is FULL else ""
     return Table(tuple(f"{start}{space}{str(n).rjust(digits, '0')}{end}" for n in range(budget + 1)))
 
 
-# --- What happened --------------------------------------------------------------------------------------------------
+# --- Events ---------------------------------------------------------------------------------------------------------
 
 
 def _event_pieces(
     game: Puzzle | TwoRole, symbols: tuple[str, ...], words: PuzzleWords, notation: PuzzleNotation
 ) -> tuple[Piece, ...]:
-    """Who, what, what came of it, moves left; a proposal has the last two empty and may show the board instead."""
+    """Return the pieces of an event: actor, action, outcome and moves left.
+
+    For a proposal the last two are empty, and the local view may follow instead.
+    """
     with_roles = isinstance(game, TwoRole)
     who = notation.who if with_roles else notation.who[:1]
     left = _left(game, notation, notation.event_left, notation.event_end).variants
@@ -180,7 +190,7 @@ def _event_indices(game: Puzzle | TwoRole, words: PuzzleWords) -> Callable[..., 
 
 
 def _sight_indices(game: TwoRole, words: PuzzleWords, state: State, action: jax.Array, shown: jax.Array) -> jax.Array:
-    """What the executor sees once it has the proposal; every number is 0 where nothing is shown."""
+    """Return the indices of the executor's local view, all 0 if it is not shown."""
     inner = puzzle_state(state)
     cells = words.sight_cells(inner, action)
     codes = jnp.where(game.visible(state, EXECUTOR), words.codes(inner), len(words.symbols))
@@ -193,11 +203,11 @@ def _sight_indices(game: TwoRole, words: PuzzleWords, state: State, action: jax.
     return jnp.where(shown, jnp.stack(numbers), 0)
 
 
-# --- What is said around it -----------------------------------------------------------------------------------------
+# --- Rules, roles and questions -------------------------------------------------------------------------------------
 
 
 def _rules(game: Puzzle | TwoRole, style: str, words: PuzzleWords, notation: PuzzleNotation) -> str:
-    """The puzzle's rules, those of the roles, and signs that no word explains."""
+    """Return the rules of the puzzle, of the roles, and of signs without explanation."""
     with_roles = isinstance(game, TwoRole)
     rules = words.rules + (_roles_rules(game, style) if with_roles else "")
     if notation.between is None:

@@ -1,4 +1,4 @@
-"""Games built by name; the table of what each of them brings is in `envs.games.entry`."""
+"""Functions that build games and their texts by name (see `envs.games.entry`)."""
 
 import dataclasses
 import math
@@ -16,18 +16,21 @@ _ROLES = ("one", "two")
 
 
 def game_class(name: str) -> type[Game]:
-    """The class of the game called `name`."""
+    """Return the class of the game called `name`."""
     return GAMES.get(name).rules
 
 
 def make(name: str, **params: Any) -> Game:
-    """Build a game from its name and parameters: the fields of its class, and
-
-    preset:  where the class defines PRESETS, the name of one; other parameters override the preset's
-    roles:   for the puzzles, "one" (the default) or "two": planner and executor, with the fields of `TwoRole`
+    """Build a game from its name and parameters.
 
         make("hanabi", preset="small", players=3)
         make("sokoban", roles="two", view="local")
+
+    Args:
+        name: Name of a registered game.
+        **params: Fields of the game's class. If the class defines PRESETS, `preset` names one of them, which the other
+            parameters override. Puzzles also accept `roles`: "one" (the default), or "two" for a planner and an
+            executor with the fields of `TwoRole`.
     """
     cls = game_class(name)
     presets = cls.PRESETS
@@ -40,11 +43,11 @@ def make(name: str, **params: Any) -> Game:
     for field in params:
         if field not in accepted:
             known = ", ".join(sorted(accepted)) or "none"
-            raise ValueError(f"{name}: unknown parameter {field!r}; accepted are {known}")
+            raise ValueError(f"{name} has no parameter {field!r}; its parameters are: {known}")
     hints = {field: hint for owner in (TwoRole, cls) for field, hint in typing.get_type_hints(owner).items()}
     for field, value in params.items():
         if field in _fields(cls) | for_roles and not _is(value, hints[field]):
-            raise ValueError(f"{name}: {field} is {value!r}; accepted is a value of type {_words(hints[field])}")
+            raise ValueError(f"{name}: {field} is {value!r}, but must be of type {_words(hints[field])}")
     if not issubclass(cls, Puzzle):
         return cls(**params)
     roles = params.pop("roles", "one")
@@ -53,18 +56,21 @@ def make(name: str, **params: Any) -> Game:
     if roles == "two":
         return TwoRole(cls(**params), **about_roles)
     if about_roles:
-        raise ValueError(f"{name}: {', '.join(sorted(about_roles))} is for roles='two', found roles='one'")
+        raise ValueError(f"{name}: {', '.join(sorted(about_roles))} requires roles 'two', but roles is 'one'")
     return cls(**params)
 
 
 def symmetry(game: Game) -> Symmetries | None:
-    """The symmetries of a game, for augmenting self-play; None where it declares none."""
+    """Return the symmetries of a game for self-play augmentation, or None."""
     make_symmetry = GAMES.get(game.name).symmetry
     return None if make_symmetry is None else make_symmetry(game)
 
 
 def _is(value: Any, hint: Any) -> bool:
-    """Whether a value is of a field's type; an integer is a float too, a switch is no number."""
+    """Return whether a value has a field's type.
+
+    An int is a valid float, but a bool is not a valid number.
+    """
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return any(_is(value, one) for one in typing.get_args(hint))
     kind = typing.get_origin(hint) or hint
@@ -87,8 +93,8 @@ def _fields(cls: type) -> set[str]:
 
 
 def make_text(game: Game, style: str = "full", reasoning: bool = False) -> Text:
-    """The text of a game in a style; with `reasoning` it asks for that before an answer."""
+    """Return the text of a game, optionally asking for reasoning before the answer."""
     if style not in STYLES:
-        raise ValueError(f"text style must be one of {', '.join(STYLES)}, found {style!r}")
+        raise ValueError(f"text style is {style!r}, but must be one of: {', '.join(STYLES)}")
     text = GAMES.get(game.name).text(game, style)
     return text.reasoned() if reasoning else text

@@ -1,12 +1,12 @@
-"""Two roles for a one-player puzzle: a planner proposes a move, an executor reads the proposal and makes one.
+"""Two roles for a one-player puzzle: a planner proposes moves, an executor makes them.
 
 Axis letters: P = 2 players, A actions, C cells.
 
-Seat 0 plans, seat 1 executes, in turns; both use the alphabet of the puzzle, and the executor is free to do otherwise
-than it was told. Whatever the puzzle pays goes to the executor (agent and process) and to both (team). The planner is
-paid at the process level for what its proposal would have earned, by a trial step that leaves the puzzle alone, so that
-the reward of a proposal depends on that proposal and on nothing the executor does later.
-With view "local" the executor sees only its surroundings (`visible`), so that the proposal carries what it cannot see.
+Seat 0 plans and seat 1 executes, in turns. Both use the actions of the puzzle, and the executor may ignore the
+proposal. The executor gets the agent and process rewards of the puzzle, and both get the team reward. The planner gets
+a process reward for the total that its proposal would have earned, computed by a trial step that does not change the
+puzzle. The reward of a proposal thus depends on that proposal only, not on later moves of the executor. With the view
+"local" the executor sees only its surroundings (`visible`), so that the proposal has to convey the rest.
 """
 
 import dataclasses
@@ -24,15 +24,16 @@ PLANNER, EXECUTOR = 0, 1
 NO_PROPOSAL = -1
 VIEWS = ("full", "local")
 REWARD_PARAMS = frozenset({"planner_weight"})
-"""The parameters of the two-role form that say what is paid."""
+"""Parameters of `TwoRole` that change rewards."""
 
 
 class RoleState(NamedTuple):
-    """A puzzle with someone who plans.
+    """State of a puzzle with planner and executor.
 
-    inner: the puzzle's own state
-    proposal: int32[]  the action proposed for this move, -1 while the planner has not spoken
-    phase: int32[]     whose turn it is: 0 planner, 1 executor
+    Attributes:
+        inner: State of the puzzle.
+        proposal: int32 []. Proposed action, -1 before the proposal.
+        phase: int32 []. Seat to move: 0 planner, 1 executor.
     """
 
     inner: State
@@ -42,10 +43,13 @@ class RoleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TwoRole(Game):
-    """A puzzle played by planner and executor.
+    """A puzzle played by a planner and an executor.
 
-    view: "full", both see the board; "local", the executor sees `radius` cells around itself
-    planner_weight: what the planner gets of the total its proposal would have earned
+    Attributes:
+        game: The puzzle.
+        view: "full" if both see the board, "local" if the executor sees `radius` cells around itself.
+        radius: Distance that the executor sees in the local view.
+        planner_weight: Share of the total reward of its proposal that the planner gets.
     """
 
     game: Puzzle
@@ -60,33 +64,33 @@ class TwoRole(Game):
 
     def __post_init__(self):
         if not isinstance(self.game, Puzzle):
-            raise ValueError(f"two roles need a one-player puzzle, found {self.game!r}")
+            raise ValueError(f"game is {self.game!r}, but two roles require a one-player puzzle")
         check_choice(self.name, "view", self.view, VIEWS)
         check_range(self.name, "radius", self.radius, 1, 16)
 
     @property
     def name(self) -> str:
-        """The puzzle's: rules, text, bots and drawings are found under it."""
+        """Name of the puzzle, which selects its rules, text, bots and drawings."""
         return self.game.name
 
     @property
     def n_actions(self) -> int:
-        """A: the puzzle's."""
+        """A: number of actions of the puzzle."""
         return self.game.n_actions
 
     @property
     def max_turns(self) -> int:
-        """Two for each move of the puzzle."""
+        """Maximum number of turns: two for each move of the puzzle."""
         return 2 * self.game.max_turns
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """The puzzle's."""
+        """Action names of the puzzle."""
         return self.game.action_names
 
     @property
     def n_levels(self) -> int:
-        """How many levels episodes are drawn from."""
+        """Number of levels from which episodes are drawn."""
         return self.game.n_levels
 
     @property
@@ -96,38 +100,38 @@ class TwoRole(Game):
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """One character for every code of `cells`."""
+        """One character for every code in `cells`."""
         return self.game.symbols
 
     def _begin(self, inner: State) -> RoleState:
         return RoleState(inner=inner, proposal=jnp.int32(NO_PROPOSAL), phase=jnp.int32(PLANNER))
 
     def reset(self, key: jax.Array) -> RoleState:
-        """The first state of a drawn level; the planner speaks first."""
+        """Return the first state of a sampled level, with the planner to move."""
         return self._begin(self.game.reset(key))
 
     def reset_among(self, key: jax.Array, count: jax.Array | int) -> RoleState:
-        """The first state of a level drawn from the `count` easiest."""
+        """Return the first state of a level sampled from the `count` easiest."""
         return self._begin(self.game.reset_among(key, count))
 
     def reset_level(self, index: jax.Array | int) -> RoleState:
-        """The first state of level `index`."""
+        """Return the first state of level `index`."""
         return self._begin(self.game.reset_level(index))
 
     def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> RoleState:
-        """The first state of a level given by its arrays."""
+        """Return the first state of a level given by its arrays."""
         return self._begin(self.game.reset_from_level(level, index))
 
     def player(self, state: RoleState) -> jax.Array:
-        """Planner and executor in turns: int32[]."""
+        """Return the seat to move, planner and executor in turns: int32 []."""
         return state.phase
 
     def legal(self, state: RoleState) -> jax.Array:
-        """The puzzle's legal moves, for proposals too: bool[A]."""
+        """Return the legal moves of the puzzle, also for proposals: bool [A]."""
         return self.game.legal(state.inner)
 
     def step(self, state: RoleState, action: jax.Array) -> tuple[RoleState, Reward]:
-        """Note a proposal, or make a move."""
+        """Record a proposal, or make a move."""
         planning = state.phase == PLANNER
         after, earned = self.game.step(state.inner, action)
         total = earned.team + earned.agent[0] + earned.process[0]
@@ -139,7 +143,7 @@ class TwoRole(Game):
         spoken = jnp.where(planning, jnp.asarray(action, jnp.int32), NO_PROPOSAL)
 
         def commit(old: jax.Array, new: jax.Array) -> jax.Array:
-            # a leaf that a step never replaces, such as the level itself, is passed on without a select
+            # Leaves that a step never replaces, such as the level itself, need no select.
             return old if old is new else jnp.where(planning, old, new)
 
         following = RoleState(
@@ -150,35 +154,35 @@ class TwoRole(Game):
         return following, Reward(team=jnp.where(planning, 0.0, earned.team), agent=own, process=process)
 
     def done(self, state: RoleState) -> jax.Array:
-        """When the puzzle is."""
+        """Return whether the puzzle is over: bool []."""
         return self.game.done(state.inner)
 
     def success(self, state: RoleState) -> jax.Array:
-        """Whether the puzzle is solved."""
+        """Return whether the puzzle is solved: bool []."""
         return self.game.success(state.inner)
 
     def lost(self, state: RoleState) -> jax.Array:
-        """Whether the puzzle is."""
+        """Return whether the puzzle is known to be unsolvable: bool []."""
         return self.game.lost(state.inner)
 
     def moves(self, player: jax.Array) -> jax.Array:
-        """The executor's do; the planner only proposes."""
+        """Return whether the seat makes moves: True for the executor only."""
         return jnp.asarray(player) == EXECUTOR
 
     def held_out(self) -> "TwoRole":
-        """Planner and executor on the test part of the puzzle's pool."""
+        """Return the game on the test split of the puzzle's pool."""
         return dataclasses.replace(self, game=self.game.held_out())
 
     def bot_from(self, factory: Callable[[Game], Bot]) -> Bot:
-        """The puzzle's bot in both seats."""
+        """Build a bot that plays both seats from the puzzle's bot."""
         return RoleBot(factory(self.game))
 
     def cells(self, state: RoleState) -> jax.Array:
-        """The whole board: int32[C]."""
+        """Return the complete board: int32 [C]."""
         return self.game.cells(state.inner)
 
     def visible(self, state: RoleState, player: jax.Array | int) -> jax.Array:
-        """The cells that `player` may be shown: bool[C]."""
+        """Return the cells that `player` sees: bool [C]."""
         if self.view == "full":
             return jnp.ones(self.shape[0] * self.shape[1], bool)
         return self.game.surroundings(state.inner, state.proposal, self.radius) | (jnp.asarray(player) == PLANNER)
@@ -186,22 +190,22 @@ class TwoRole(Game):
 
 @dataclasses.dataclass(frozen=True)
 class RoleBot:
-    """A puzzle's bot in both seats: the planner proposes the bot's move, and the executor follows it."""
+    """A puzzle's bot in both seats: the executor follows the proposal."""
 
     bot: Bot
 
     def act(self, state: RoleState, key: jax.Array) -> jax.Array:
-        """The proposal or the move: int32[]."""
+        """Return the proposal or the move: int32 []."""
         return jnp.where(state.phase == EXECUTOR, state.proposal, self.bot.act(state.inner, key))
 
 
 def puzzle_state(state: State) -> State:
-    """The puzzle's own state, with or without roles around it."""
+    """Return the state of the puzzle, with or without roles."""
     return state.inner if isinstance(state, RoleState) else state
 
 
 def hide(marks: list, visible: np.ndarray | None) -> list:
-    """`marks` of C cells with "?" where `visible` (bool[C]; None: everything) is False."""
+    """Replace marks [C] with "?" where `visible` (bool [C], or None) is False."""
     if visible is None:
         return marks
     return [mark if seen else "?" for mark, seen in zip(marks, np.asarray(visible), strict=True)]

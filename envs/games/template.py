@@ -1,7 +1,7 @@
-"""Text made of pieces, rendered twice: as a string on the host, and as token ids inside jit.
+"""Text templates that render to strings on the host and to token ids inside jit.
 
-A template is a sequence of pieces: `Fixed` text, and `Table`s of strings of which a number picks one. What a game shows
-is one int32 array, a number per table:
+A template is a sequence of pieces: `Fixed` text, and `Table`s of strings from which an index picks one. A rendering is
+described by an int32 array with one index per table:
 
     cell = Table(("-", "X", "O"))
     template = Template((Fixed("Board: "), cell, Fixed(" "), cell))
@@ -9,8 +9,9 @@ is one int32 array, a number per table:
     compiled = template.compile(tokenizer)
     tokens, length = compiled.render(indices)     # int32[T], int32[]; T = compiled.max_length; pure, for jit and vmap
 
-Pieces are tokenised once, when the template is compiled, so the tokens of a text are the tokens of its pieces only if
-no token crosses a border. Compiling checks that and refuses, naming the two strings that merge.
+Pieces are tokenized once, when the template is compiled. The tokens of a text are the tokens of its pieces only if no
+token crosses a boundary between pieces. Compiling checks this, and raises an error that names the two strings that
+merge.
 """
 
 import dataclasses
@@ -25,17 +26,20 @@ from envs.games.borders import Encoder, Part, Tokenizer, check_borders, check_fi
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """Text that is always there."""
+    """Text that is part of every rendering."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One of several strings; the empty string is a fine variant.
+    """One of several strings, any of which may be empty.
 
-    `linked`: the first variant is empty, and is chosen where and only where the table before it shows its own first,
-    empty one. So a part of a text that is shown or not can have many pieces, and borders that cannot come up are fine.
+    Attributes:
+        variants: The strings to choose from.
+        linked: Whether the table is empty exactly when the table before it is. The first variant of both must be the
+            empty string. An optional part of a text can thus have many pieces, and boundaries that never occur are not
+            checked.
     """
 
     variants: tuple[str, ...]
@@ -45,15 +49,15 @@ class Table:
 Piece = Fixed | Table
 
 Rendered = tuple[jax.Array, jax.Array]
-"""Tokens int32[T], right-padded, and how many of them are real, int32[]."""
+"""Right-padded tokens, int32 [T], and their length, int32 []."""
 
 CHUNK = 8
-"""Gaps compared at once: on a CPU XLA makes vector code of a sum over 8, of one over 60 a loop ten times slower."""
+"""Gaps compared at once. On CPU, XLA vectorizes a sum over 8, but compiles one over 60 to a loop ten times slower."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A sequence of pieces; `Template(p) + Template(q)` joins them, and so do their indices."""
+    """A sequence of pieces; `+` concatenates templates and their indices."""
 
     pieces: tuple[Piece, ...]
 
@@ -62,24 +66,26 @@ class Template:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables in order; an observation has one index for each."""
+        """Tables in order; a rendering has one index for each."""
         return tuple(piece for piece in self.pieces if isinstance(piece, Table))
 
     def text(self, indices: Sequence[int] | np.ndarray) -> str:
-        """The text that `indices` (one per table) describe; host only."""
+        """Render the text for `indices`, one per table (host only)."""
         return "".join(self.strings(indices))
 
     def strings(self, indices: Sequence[int] | np.ndarray) -> list[str]:
-        """The string that each piece contributes, in order."""
+        """Return the string of each piece, in order."""
         indices = [int(i) for i in indices]
         tables = self.tables
         if len(indices) != len(tables):
-            raise ValueError(f"template: found {len(indices)} indices, expected one for each of {len(tables)} tables")
+            raise ValueError(
+                f"template: the number of indices is {len(indices)}, but must be {len(tables)}, one per table"
+            )
         for position, (index, table) in enumerate(zip(indices, tables, strict=True)):
             if not 0 <= index < len(table.variants):
                 raise ValueError(
-                    f"template: index {index} of table {position} is out of range; "
-                    f"it has {len(table.variants)} variants, {shown(table.variants)}"
+                    f"template: the index of table {position} is {index}, but the table has "
+                    f"{len(table.variants)} variants: {shown(table.variants)}"
                 )
         picks = iter(indices)
         return [piece.text if isinstance(piece, Fixed) else piece.variants[next(picks)] for piece in self.pieces]
@@ -87,22 +93,25 @@ class Template:
     def compile(
         self, tokenizer: "Tokenizer | Encoder", *, continues: bool = False, followed_by: Sequence[str] = ()
     ) -> "Compiled":
-        """Tokenise the pieces and check every border.
+        """Tokenize the pieces and check every boundary.
 
-        `continues` says that the text follows other text instead of starting a sequence: some tokenizers
-        (SentencePiece) put a space in front of the first word of a sequence only. `followed_by` are strings that may
-        stand behind the text; the border with them is checked as well.
+        Args:
+            tokenizer: Tokenizer, or an encoder of one.
+            continues: Whether the text follows other text instead of starting a sequence. Some tokenizers
+                (SentencePiece) prepend a space to the first word of a sequence only.
+            followed_by: Strings that can follow the text. The boundary with them is checked, too.
         """
         return _compile(self, tokenizer, continues, tuple(followed_by))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compiled:
-    """A template for one tokenizer; W slots hold every piece at its longest, V tables have variants of unequal length.
+    """A template compiled for one tokenizer.
 
-    The tokens of all variants lie in `store`, each table once, every variant padded to the longest of its table. A slot
-    finds its token at `base + stride · indices[table]`. Where variants differ in length, output position t reads slot
-    t + (the gaps that earlier short variants left): a few comparisons per token instead of a scatter per piece.
+    W slots hold every piece at its longest, and V tables have variants of unequal length. `store` holds the tokens of
+    all variants, each table once, with every variant padded to the longest of its table. The token of a slot is at
+    `base + stride · indices[table]`. If variants differ in length, output position t reads slot t plus the gaps left by
+    earlier short variants. This takes a few comparisons per token instead of a scatter per piece.
     """
 
     template: Template
@@ -111,31 +120,38 @@ class Compiled:
     store: np.ndarray  # int32[tokens of all variants]
     base: np.ndarray  # int32[W]
     stride: np.ndarray  # int32[W], zero for fixed text
-    table: np.ndarray  # int32[W], which index the slot depends on
-    gap_store: np.ndarray  # int32[variants of all V tables], longest minus own length
+    table: np.ndarray  # int32[W], the index that the slot depends on
+    gap_store: np.ndarray  # int32[variants of all V tables], missing tokens compared with the longest
     gap_base: np.ndarray  # int32[V]
-    gap_table: np.ndarray  # int32[V], which index
-    gap_end: np.ndarray  # int32[V], the slot after the table's last
+    gap_table: np.ndarray  # int32[V], the index of the table
+    gap_end: np.ndarray  # int32[V], the slot after the last one of the table
 
     @property
     def max_length(self) -> int:
-        """T: the number of tokens of the longest rendering."""
+        """T: number of tokens in the longest rendering."""
         return len(self.head) + len(self.base)
 
     @property
     def min_length(self) -> int:
-        """The number of tokens of the shortest rendering."""
+        """Number of tokens in the shortest rendering."""
         if not len(self.gap_base):
             return self.max_length
         return self.max_length - int(np.maximum.reduceat(self.gap_store, self.gap_base).sum())
 
     def render(self, indices: jax.Array) -> Rendered:
-        """Indices int32[tables] to tokens int32[T], right-padded with `pad_id`, and their length int32[]."""
+        """Render token ids inside jit.
+
+        Args:
+            indices: int32 [tables].
+
+        Returns:
+            Tokens int32 [T], right-padded with `pad_id`, and their length int32 [].
+        """
         tokens, length = self.render_tail(indices)
         return jnp.concatenate([jnp.asarray(self.head, jnp.int32), tokens]), length + len(self.head)
 
     def render_tail(self, indices: jax.Array) -> Rendered:
-        """Like `render`, without the tokens of `head`: int32[W], int32[]."""
+        """Render without the tokens of `head`: int32 [W], int32 []."""
         width = len(self.base)
         if width == 0:
             return jnp.zeros((0,), jnp.int32), jnp.zeros((), jnp.int32)
@@ -163,7 +179,11 @@ class Compiled:
 def token_table(
     tokenizer: "Tokenizer | Encoder", strings: Sequence[str], followed_by: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of N strings that stand after other text: int32[N, longest] padded with -1, and lengths int32[N]."""
+    """Tokenize N strings that follow other text.
+
+    Returns:
+        Tokens int32 [N, longest], padded with -1, and lengths int32 [N].
+    """
     encode = Encoder.of(tokenizer)
     check_borders([Part(tuple(strings)), Part(tuple(followed_by))], encode, continues=True)
     rows = [encode(text, continues=True) for text in strings]
@@ -177,9 +197,10 @@ def token_table(
 def check_neighbors(
     tokenizer: "Tokenizer | Encoder", templates: Sequence[Template], followed_by: Sequence[str] = ()
 ) -> None:
-    """Refuse templates that merge where they stand one behind the other, after other text.
+    """Raise an error if adjacent templates merge when they follow other text.
 
-    Each is compiled by itself, so the border between two of them is checked even where both sides are fixed text.
+    Each template is compiled separately, so the boundary between two of them is checked even if both sides are fixed
+    text.
     """
     encode = Encoder.of(tokenizer)
     parts = [part for template in templates for part in _merge_fixed(template)]
@@ -188,9 +209,12 @@ def check_neighbors(
 
 
 def join(parts: Sequence[Rendered], pad_id: int, width: int | None = None) -> Rendered:
-    """Right-padded rows (int32[W], int32[]) one behind the other in one row, for jit.
+    """Concatenate right-padded rows inside jit.
 
-    The result holds all of them at their longest unless `width` is given, which then has to be enough.
+    Args:
+        parts: Rows int32 [W] with their lengths int32 [].
+        pad_id: Token that fills the rest of the result.
+        width: Length of the result, which must be sufficient. By default all rows fit at their longest.
     """
     position = jnp.arange(sum(tokens.shape[0] for tokens, _ in parts) if width is None else width, dtype=jnp.int32)
     row, end = jnp.full(position.shape, pad_id, jnp.int32), jnp.int32(0)
@@ -237,14 +261,14 @@ def _compile(
 
 
 class _Store:
-    """A flat list to which equal tuples are added once."""
+    """A flat list that stores equal tuples only once."""
 
     def __init__(self):
         self.values: list[int] = []
         self.known: dict[tuple[int, ...], int] = {}
 
     def add(self, values: tuple[int, ...], shared: bool = True) -> int:
-        """Where `values` start."""
+        """Add `values` and return their position."""
         if not shared or values not in self.known:
             self.known[values] = len(self.values)
             self.values += values
@@ -252,19 +276,19 @@ class _Store:
 
 
 def _merge_fixed(template: Template) -> list[Part]:
-    """The pieces, with neighbouring fixed texts joined and empty ones dropped."""
+    """Return the pieces with adjacent fixed texts joined and empty ones dropped."""
     parts: list[Part] = []
     tables = 0
     for piece in template.pieces:
         if isinstance(piece, Table):
             if not piece.variants:
-                raise ValueError(f"template: table {tables} has no variants, expected at least one")
+                raise ValueError(f"template: table {tables} has no variants, but must have at least one")
             part = Part(piece.variants, tables, piece.linked)
             tables += 1
             if part.linked and (part.variants[0] or not parts or parts[-1].variants[0]):
                 raise ValueError(
                     f"template: table {part.index} is linked, so its first variant and that of the table before it "
-                    f"must be empty; found {shown(part.variants)}"
+                    f"must be empty, but its variants are {shown(part.variants)}"
                 )
             if len(set(part.variants)) == 1:
                 part = Part(part.variants[:1])

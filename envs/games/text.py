@@ -1,28 +1,28 @@
-"""What a model reads and writes in a game: rules, role, observation, question, events, action names.
+"""The text of a game: rules, roles, observations, questions, events and action names.
 
 Each game defines its text once, in `envs/games/<game>/text.py`, in three styles:
 
-    full     natural language, for models that know some
+    full     natural language, for pretrained models
     compact  about one token per fact, with short rules that explain the notation, for any tokenizer
     brief    a handful of characters without rules, for small byte-level models trained from scratch
 
-Compiled for a tokenizer a text becomes a `Prompt` (`envs/games/prompt.py`), which renders token ids inside jit and the
+Compiling a text for a tokenizer gives a `Prompt` (`envs/games/prompt.py`), which renders token ids inside jit and the
 same text as a string on the host:
 
-    text = make(game, style="full")
+    text = make_text(game, style="full")
     prompt = text.compile(tokenizer, chat_parts, context="turn")
-    tokens, length = prompt.opening(state, seat)         # int32[T], int32[]; inside jit
-    print(prompt.opening_text(state, seat))              # the string with exactly these tokens
-    action = text.parse("I take 5")                    # 4, or None where no name is found
+    tokens, length = prompt.opening(state, seat)       # int32[T], int32[]; inside jit
+    print(prompt.opening_text(state, seat))            # the string with exactly these tokens
+    action = text.parse("I take 5")                    # 4, or None if no action is named
 
-With chat parts, rules and role are the system message, observation and question the user message. Contexts: with `turn`
-every prompt stands alone; with `history` a seat's later turns append what happened since its last one (`Text.events`).
-docs/texts.md shows every game in every style.
+With chat parts, rules and role form the system message, and observation and question the user message. In the context
+`turn` every prompt is complete by itself. In the context `history` a seat's later turns append the events since its
+last turn (`Text.events`). docs/texts.md shows every game in every style.
 
-Borders between pieces are checked when compiling, those around answers and events too, so that the answer's tokens are
-`prompt.action_ids` in every state and a conversation's tokens are those of its text. Tokenizers differ in what they
-merge, so a compact text comes in several notations (`Text.others`), of which compiling takes the one with the fewest
-tokens among those whose borders hold.
+Compiling checks that no token crosses a boundary between pieces, including those around completions and events. The
+tokens of an action are therefore `prompt.action_ids` in every state, and a conversation's tokens are those of its text.
+Tokenizers merge different strings, so a compact text comes in several notations (`Text.others`). Compiling picks the
+valid notation with the fewest tokens.
 """
 
 import dataclasses
@@ -43,51 +43,74 @@ STYLES = ("full", "compact", "brief")
 CONTEXTS = ("turn", "history")
 HOW = "Answer with "
 REASONED = 'Begin with "Reason:" and say in one or two sentences what your options do. Then write "Answer:" and '
-"""What takes the place of HOW in a question that asks for reasoning; `answers.py` reads the answer behind the mark.
+"""Replacement of HOW in questions that ask for reasoning. `answers.py` reads the action after the mark.
 
-Models of half a billion parameters keep to this form (Qwen2.5-Coder-0.5B, untuned); asked to think first they leave
-that out, or do not come to an end.
+Untuned models of 0.5B parameters (Qwen2.5-Coder-0.5B) follow this format. When asked to think first instead, they skip
+the reasoning or do not stop.
 """
 BEFORE_CLOSE = ("a", " the", "7", ".", "?", ")", ":", " ", "\n", "\n\n", "é")
-"""Ends of free answers that stand for all of them when the border with what follows is checked."""
+"""Representative endings of free-text completions, used to check the boundary with the next turn."""
 
 
 class ChatParts(Protocol):
-    """What a model's chat format puts around messages.
+    """Strings that a model's chat template puts around messages.
 
-    A conversation reads `system_open S system_close user_open U user_close_and_reply A reply_close_and_user V …`, and
-    begins with `start` in place of all that stands before U when there is no system message.
+    A conversation reads `system_open S system_close user_open U user_close_and_reply A reply_close_and_user V …`.
+    Without a system message, `start` replaces everything before U.
     """
 
     @property
-    def system_open(self) -> str: ...
+    def system_open(self) -> str:
+        """Text before the system message."""
+        ...
+
     @property
-    def system_close(self) -> str: ...
+    def system_close(self) -> str:
+        """Text after the system message."""
+        ...
+
     @property
-    def user_open(self) -> str: ...
+    def user_open(self) -> str:
+        """Text before the user message."""
+        ...
+
     @property
-    def user_close_and_reply(self) -> str: ...
+    def user_close_and_reply(self) -> str:
+        """Text between a user message and the completion."""
+        ...
+
     @property
-    def reply_close_and_user(self) -> str: ...
+    def reply_close_and_user(self) -> str:
+        """Text between a completion and the next user message."""
+        ...
+
     @property
-    def start(self) -> str: ...
+    def start(self) -> str:
+        """Text before the first user message if there is no system message."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """The text of one game.
+    """The text of one game in one style.
 
-    rules:       the same for every seat; may be empty
-    roles:       one line for every seat
-    observation: template of what the seat sees; `indices(state, seat)` gives its numbers inside jit, int32[tables]
-    questions:   one for every seat, what to answer and how
-    names:       the A action names as the model writes them
-    events:      template of one move as a seat reads it: who did what, and every fact that changed, restated;
-                 `event_indices(before, action, after, seat)` gives its numbers inside jit, int32[tables]
-                 a game without events has no context `history`
-    asks:        the questions of later turns, one for every seat; left out, `questions`
-    others:      the same text in other notations
-    marked:      the questions ask for a mark before the answer (`answers.py`), and only a name behind one counts
+    Attributes:
+        game: The game.
+        style: One of `STYLES`.
+        rules: Rules shared by all seats; may be empty.
+        roles: One line per seat.
+        observation: Template of an observation.
+        indices: Function `indices(state, seat)` that returns the indices of `observation` inside jit, int32 [tables].
+        questions: One question per seat, including how to answer.
+        names: The A action names as the model writes them.
+        events: Template of one move as a seat reads it: who did what, and every fact that changed. A game without
+            events does not support the context `history`.
+        event_indices: Function `event_indices(before, action, after, seat)` that returns the indices of `events` inside
+            jit, int32 [tables].
+        asks: Questions of later turns, one per seat; by default `questions`.
+        others: The same text in other notations.
+        marked: Whether the questions ask for a mark before the answer (`answers.py`), so that only a name after a mark
+            counts.
     """
 
     game: Game
@@ -112,16 +135,16 @@ class Text:
             ("names", self.game.n_actions),
             ("asks", self.game.n_players),
         ):
-            found = getattr(self, field)
-            if len(found) != expected:
-                raise ValueError(f"text of {self.game.name}: {field} has {len(found)} entries, expected {expected}")
+            entries = len(getattr(self, field))
+            if entries != expected:
+                raise ValueError(f"text of {self.game.name}: {field} has {entries} entries, but must have {expected}")
         try:
             answers.check_names(self.names)
         except ValueError as error:
             raise ValueError(f"text of {self.game.name}: {error}") from error
 
     def observe(self, state: State, seat: int) -> str:
-        """The observation alone, as a string; host only."""
+        """Return the observation as a string (host only)."""
         return self.observation.text(jax.device_get(self._jitted(state, jnp.int32(seat))))
 
     @functools.cached_property
@@ -129,30 +152,39 @@ class Text:
         return jax.jit(self.indices)
 
     def reasoned(self) -> "Text":
-        """The text with questions that ask for reasoning before the answer: for free answers, in natural language."""
+        """Return a copy whose questions ask for reasoning before the answer.
+
+        Requires the style `full`, and completions that are free text.
+        """
         if self.style != "full":
             raise ValueError(
-                f"text of {self.game.name}: style {self.style!r} cannot ask for reasoning, but must be full"
+                f"text of {self.game.name}: style is {self.style!r}, but must be 'full' to ask for reasoning"
             )
-        asked = (q if HOW in q else f"{q} {HOW}the name of an action." for q in self.questions)
-        return dataclasses.replace(self, questions=tuple(q.replace(HOW, REASONED) for q in asked), marked=True)
+        questions = (q if HOW in q else f"{q} {HOW}the name of an action." for q in self.questions)
+        return dataclasses.replace(self, questions=tuple(q.replace(HOW, REASONED) for q in questions), marked=True)
 
     def parse(self, answer: str | bytes, legal: Sequence[bool] | None = None) -> int | None:
-        """The action that a free answer names, among the legal ones if these are given; None if it names none.
+        """Return the action that a completion names, or None.
 
-        `answers.py` says what counts as naming it.
+        Args:
+            answer: Text of the completion.
+            legal: Mask of legal actions; by default all are legal. `answers.py` defines which name counts.
         """
         return answers.parse(self.names, answer, legal, self.marked)
 
     def compile(
         self, tokenizer: Tokenizer, chat: ChatParts | None = None, context: str = "turn", free: bool = False
     ) -> Prompt:
-        """The prompt for a tokenizer; without chat parts the text stands bare, for base models.
+        """Compile the prompt for a tokenizer.
 
-        `free` says that answers are free text, so that in a conversation anything may stand before what follows them.
+        Args:
+            tokenizer: Tokenizer of the model.
+            chat: Chat format of the model, or None for base models, which read the text alone.
+            context: One of `CONTEXTS`.
+            free: Whether completions are free text, so that in a conversation any text can precede the next turn.
         """
         if context not in CONTEXTS:
-            raise ValueError(f"context must be one of {', '.join(CONTEXTS)}, found {context!r}")
+            raise ValueError(f"context is {context!r}, but must be one of: {', '.join(CONTEXTS)}")
         encoder = Encoder(tokenizer)
         prompts, errors = [], []
         for text in (self, *self.others):
@@ -179,9 +211,9 @@ class Text:
         )
 
     def _history(self, encoder: Encoder, chat: ChatParts | None, free: bool) -> History:
-        """What later turns are made of, with every border that a conversation can have checked."""
+        """Compile the pieces of later turns and check all boundaries in a conversation."""
         if self.events is None:
-            raise ValueError(f"the text of {self.game.name} has no events; the context must be 'turn'")
+            raise ValueError(f"context is 'history', but the text of {self.game.name} has no events; set it to 'turn'")
         close = Template((Fixed(chat.reply_close_and_user if chat else "\n"),))
         ask = Template((_joined(_by_seat(self.asks), Fixed(self._answer(chat))),))
         answers = Template((Table((*self.names, *(BEFORE_CLOSE if free else ()))),))
@@ -196,7 +228,10 @@ class Text:
         )
 
     def _before_board(self, chat: ChatParts | None, lead: Fixed) -> tuple[Piece, ...]:
-        """Rules, role and the beginning of the observation, which is joined to the role: no border falls there."""
+        """Return rules, role and the beginning of the observation.
+
+        The beginning is joined to the role, so there is no boundary between them.
+        """
         end = "\n" if chat is None else chat.system_close + chat.user_open
         if not self.rules and not any(self.roles):
             return (Fixed((chat.start if chat else "") + lead.text),)
@@ -205,7 +240,7 @@ class Text:
         return Fixed(start), _joined(_by_seat(self.roles), Fixed(end + lead.text))
 
     def _answer(self, chat: ChatParts | None) -> str:
-        """What stands between the question and the answer."""
+        """Return the text between the question and the completion."""
         if chat is None:
             return "" if self.style == "brief" else "\n"
         return chat.user_close_and_reply
@@ -217,11 +252,17 @@ class Text:
 def grid(
     shape: tuple[int, int], symbols: Sequence[str], between: str | None = " ", labels: Sequence[str] = ()
 ) -> tuple[Piece, ...]:
-    """A board, one table per cell, row by row.
+    """Build a board with one table per cell, row by row.
 
-    Cells are split by `between` (a symbol that starts with a plus has that in its place) and rows by newlines; the
-    board ends with one, and `labels` stand in front of the rows. A row's last cell carries its newline, because
-    tokenizers merge a newline with the sign before it. With `between` None there is nothing between cells and rows.
+    Args:
+        shape: Height and width of the board.
+        symbols: Strings that a cell can show.
+        between: Separator of cells. A symbol that starts with a plus replaces it. If None, neither cells nor rows are
+            separated.
+        labels: Strings at the start of the rows.
+
+    Every row ends with a newline, which belongs to its last cell because tokenizers merge a newline with the character
+    before it.
     """
     height, width = shape
     if between is None:
@@ -241,17 +282,17 @@ def grid(
 
 
 def _tokens(compiled: Compiled) -> float:
-    """The tokens between the shortest and the longest rendering, without those that all begin with."""
+    """Return the average of the shortest and longest rendering, without the fixed beginning."""
     return (compiled.min_length + compiled.max_length) / 2 - len(compiled.head)
 
 
 def _by_seat(strings: tuple[str, ...]) -> Piece:
-    """A fixed piece if all seats have the same string, else a table indexed by the seat."""
+    """Return fixed text if all seats share it, else a table indexed by seat."""
     return Fixed(strings[0]) if len(set(strings)) == 1 else Table(strings)
 
 
 def _joined(piece: Piece, after: Fixed) -> Piece:
-    """One piece that reads like the two."""
+    """Append fixed text to a piece."""
     if isinstance(piece, Fixed):
         return Fixed(piece.text + after.text)
     return Table(tuple(text + after.text for text in piece.variants))

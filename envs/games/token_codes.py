@@ -1,14 +1,14 @@
-"""Tokens as short strings of codes: what is left of their bytes that can matter to which action an answer names.
+"""Tokens as short strings of codes that keep only the bytes relevant to parsing.
 
 A token of a large vocabulary may have 128 bytes, but hardly any of them can be part of a name or of the mark "answer:"
-(see `answers.py`), whatever tokens stand beside it. Those that can stay as they are. A run of others is one code that
-keeps all that the definition asks of them:
+(see `answers.py`), whatever the adjacent tokens are. Relevant bytes are kept. A run of other bytes becomes one code
+with all the properties that the definition depends on:
 
     0..127     this byte
-    128..255   128 + 4 size + 2 ends + starts: a run of bytes that are part of nothing. `starts` and `ends`: its first
-               and its last byte are letters or digits, so that no name ends before or begins after it. `size` is its
-               length, at most 21, which is too long for a mark; 0 if no mark reaches over it, because of a newline, a
-               byte that is not ASCII, or a colon that ends no mark
+    128..255   128 + 4 size + 2 ends + starts: a run of irrelevant bytes. `starts` and `ends`: its first and last byte
+               are letters or digits, so that no name can end before or start after it. `size` is its length, at most
+               21, which is too long for a mark; 0 if no mark can span it, because of a newline, a byte that is not
+               ASCII, or a colon that ends no mark
 """
 
 import string
@@ -21,26 +21,35 @@ from envs.games.answers import MARK, MARK_GAP, folds
 
 ALNUM = frozenset((string.ascii_letters + string.digits).encode())
 RUN = 128
-"""The first code that is no byte: a run that separates everything. It also stands behind the end of a text."""
+"""First code that is not a byte: a run that separates everything. It also pads the end of a text."""
 COLON = ord(":")
 
 
 class TokenBytes(Protocol):
-    """The bytes of a vocabulary: token i has `store[starts[i] : starts[i + 1]]`.
-
-    `strips_space`: a text loses the space that it begins with.
-    """
+    """Bytes of a vocabulary: token i is `store[starts[i] : starts[i + 1]]`."""
 
     @property
-    def store(self) -> np.ndarray: ...
+    def store(self) -> np.ndarray:
+        """Bytes of all tokens, concatenated."""
+        ...
+
     @property
-    def starts(self) -> np.ndarray: ...
+    def starts(self) -> np.ndarray:
+        """Offset of each token in `store`, followed by the total length."""
+        ...
+
     @property
-    def strips_space(self) -> bool: ...
+    def strips_space(self) -> bool:
+        """Whether decoding drops a space at the beginning of a text."""
+        ...
 
 
 def token_codes(names: Sequence[str], vocabulary: TokenBytes) -> tuple[np.ndarray, np.ndarray]:
-    """The codes of every token, uint8 [V, K], `RUN` behind their ends, and how many there are, uint8 [V]."""
+    """Compute the codes of every token.
+
+    Returns:
+        Codes uint8 [V, K], padded with `RUN`, and their number uint8 [V].
+    """
     fold = folds(names)
     wanted = _Pieces([(name.lower() if fold else name).encode() for name in names], alone=True)
     mark = _Pieces([MARK], alone=False)
@@ -59,16 +68,21 @@ def token_codes(names: Sequence[str], vocabulary: TokenBytes) -> tuple[np.ndarra
     lengths = np.array([len(codes) for codes in coded], np.int32)
     width = max(int(lengths.max()), 1)
     if width > 255:
-        raise ValueError(f"a token has {width} codes; expected at most 255")
+        raise ValueError(f"a token has {width} codes, but must have at most 255")
     table = np.frombuffer(b"".join(codes.ljust(width, bytes([RUN])) for codes in coded), np.uint8)
     return table.reshape(-1, width), lengths.astype(np.uint8)
 
 
 class _Pieces:
-    """The ways in which a token can be part of some words, given by which part of them it holds."""
+    """The parts of some words that a token can contain."""
 
     def __init__(self, words: Sequence[bytes], alone: bool):
-        """`alone`: words must stand alone, so where the token shows a letter or digit beside one, it is none."""
+        """Index the parts of the words.
+
+        Args:
+            words: The words.
+            alone: Whether a word must not touch a letter or digit.
+        """
         self.alone = alone
         self.words = frozenset(words)
         self.sizes = sorted(set(map(len, words)))
@@ -79,7 +93,10 @@ class _Pieces:
         )
 
     def spans(self, token: bytes) -> Iterator[tuple[int, int]]:
-        """Every (start, stop) in the token that holds a word or, at the token's edges, part of one."""
+        """Yield every (start, stop) in the token that contains a word.
+
+        At the edges of the token, part of a word is enough.
+        """
         size, longest = len(token), self.sizes[-1]
         if token in self.middles:
             yield 0, size
@@ -96,12 +113,18 @@ class _Pieces:
                 yield start, size
 
     def _free(self, token: bytes, place: int) -> bool:
-        """Whether a word may stand beside this place, which may lie outside the token."""
+        """Return whether a word may touch the byte at this position.
+
+        The position may be outside of the token.
+        """
         return not self.alone or not 0 <= place < len(token) or token[place] not in ALNUM
 
 
 def _mark_ends(lower: bytes) -> Iterator[int]:
-    """The places of the colons in a token that may end a mark: others have only ended what is before them."""
+    """Yield the positions of the colons in a token that may end a mark.
+
+    Other colons only separate.
+    """
     if COLON not in lower:
         return
     begun, last = True, 0  # a mark may have begun in an earlier token
@@ -115,7 +138,7 @@ def _mark_ends(lower: bytes) -> Iterator[int]:
 
 
 def _separates(byte: int) -> bool:
-    """Whether no mark reaches over this byte."""
+    """Return whether no mark can span this byte."""
     return byte >= 128 or byte in b":\n"
 
 

@@ -1,4 +1,4 @@
-"""A position of any game as a person sees it: terminal text or SVG, from a seat or with everything shown."""
+"""Drawings of positions as terminal text or SVG, for one seat or for spectators."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from envs.games.game import Game, State
 
 
 def board(game: Game, state: State, player: int | None = None) -> str:
-    """Terminal text; with `player`, what that seat may see."""
+    """Draw a position as terminal text, as seen by `player` if given."""
     return GAMES.get(game.name).draw.board(state, player, **_hidden(game, state, player))
 
 
 def svg(game: Game, state: State, player: int | None = None) -> str:
-    """An SVG document; with `player`, what that seat may see."""
+    """Draw a position as an SVG document, as seen by `player` if given."""
     return GAMES.get(game.name).draw.svg(state, player, **_hidden(game, state, player))
 
 
 def targets(game: Game) -> dict[int, tuple[float, float, float, float]]:
-    """Where on the drawing a click takes which action: (x, y, width, height); {} where actions have no place."""
+    """Return the clickable area (x, y, width, height) of each action, if any."""
     return getattr(GAMES.get(game.name).draw, "targets", dict)()
 
 

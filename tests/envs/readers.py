@@ -1,8 +1,8 @@
-"""Readers that know a position only from what a model reads: the opening and then one event after another.
+"""Readers that know a position only from the text of a model: the opening, then the events.
 
-`numbers(template, string)` recovers from a string the variant of every table, as the first that reads the same; so two
-facts that a text does not tell apart are not told apart here either. A `Reader` per game keeps the numbers of the
-observation up to date from those of events, by the rules of the game and nothing else that only the state knows.
+`numbers(template, string)` recovers the variant of every table from a string, the first one if several read the same.
+Facts that a text does not distinguish are therefore not distinguished here either. A `Reader` per game updates the
+indices of the observation from those of events, using the rules of the game but never its state.
 """
 
 import functools
@@ -72,7 +72,7 @@ class TicTacToe(Board):
 
 
 class ConnectFour(Board):
-    """A stone lies in a row and a column; short texts say again what the next stones do."""
+    """A stone is in a row and a column; short texts repeat the effects of the next stones."""
 
     def update(self, event):
         """Who, column, row, and a fact for every column."""
@@ -176,7 +176,7 @@ class Walk(Puzzle):
 
 
 class PlanPath(Walk):
-    """Facts behind the board where there is room for words: the places of A and of the goal."""
+    """Facts after the board in notations with words: the places of A and of the goal."""
 
     outcome = 2
     floor, goal, goals, figures = 0, 2, (2,), (3, 4)
@@ -254,7 +254,7 @@ class HanabiReader(Reader):
         for player in range(1, g.players):
             if text.style == "brief":  # the second number of a place follows from fireworks and discards
                 values = [x for _ in range(g.hand_size) for i, x in enumerate(many(4)) if i != 1]
-            elif text.style == "compact":  # and so do the two bit masks behind the cards
+            elif text.style == "compact":  # and so do the two bit masks after the cards
                 values = [x for i, x in enumerate(many(3 * g.hand_size + 2)) if i not in (g.hand_size, g.hand_size + 1)]
             else:
                 values = many(3 * g.hand_size)
@@ -269,7 +269,7 @@ class HanabiReader(Reader):
         return [[values[h], *values[size + 2 * h : size + 2 * h + 2]] for h in range(size)]
 
     def unpack(self, number):
-        """How often each rank lies in a pile."""
+        """Number of copies of each rank in a pile."""
         counts = []
         for most in copies(self.game.ranks):
             number, count = divmod(number, most + 1)

@@ -64,9 +64,9 @@ def test_pettingzoo_refuses_illegal_actions():
     env = adapters.PettingZooEnv(make("tic_tac_toe"))
     env.reset(seed=0)
     env.step(4)
-    with pytest.raises(ValueError, match=r"action 4 \(5\) is illegal here"):
+    with pytest.raises(ValueError, match=r"action is 4 \(5\), but must be one of: "):
         env.step(4)
-    with pytest.raises(ValueError, match="from 0 to 8, found 9"):
+    with pytest.raises(ValueError, match="action is 9, but must be an integer from 0 to 8"):
         env.step(9)
 
 
@@ -104,7 +104,7 @@ def test_gym_checker(plan_path):
 
 
 def test_gym_against_a_bot():
-    """Minimax in the other seat never loses, and the loss is paid to the caller."""
+    """Minimax in the other seat never loses, and the caller gets the reward of its loss."""
     env = adapters.GymEnv(make("tic_tac_toe"), seat=1, others=MinimaxBot())
     seen, info = env.reset(seed=0)
     assert info["player"] == 1
@@ -129,9 +129,9 @@ def test_gym_moves_for_every_seat(plan_path):
 
 def test_bad_choices(monkeypatch):
     game = make("tic_tac_toe")
-    with pytest.raises(ValueError, match="seat must be an integer from 0 to 1, found 2"):
+    with pytest.raises(ValueError, match="seat is 2, but must be an integer from 0 to 1"):
         adapters.GymEnv(game, seat=2)
-    with pytest.raises(ValueError, match="observation must be one of 'numbers', 'text', found 'pixels'"):
+    with pytest.raises(ValueError, match="observation is 'pixels', but must be one of: 'numbers', 'text'"):
         adapters.PettingZooEnv(game, observation="pixels")
     with pytest.raises(ValueError, match="three numbers"):
         adapters.GymEnv(game, weights=(1.0, 2.0))

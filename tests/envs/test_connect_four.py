@@ -135,7 +135,7 @@ def test_what_the_next_stones_do(playouts):
 
 
 def makes_four(board: np.ndarray, row: int, column: int, mark: int) -> bool:
-    """Whether a stone at this place has three more beside it in a line."""
+    """Whether a stone at this place is part of a line of four."""
 
     def run(down: int, right: int) -> int:
         r, c, length = row + down, column + right, 0
@@ -172,7 +172,7 @@ def test_search_beats_random():
 
 
 def test_search_depth_is_checked():
-    with pytest.raises(ValueError, match="depth must be an integer from 1 to 6, found 0"):
+    with pytest.raises(ValueError, match="depth is 0, but must be an integer from 1 to 6"):
         SearchBot(depth=0)
 
 

@@ -48,7 +48,7 @@ def test_bots_by_name(name):
     legal = jax.jit(game.legal)(state)
     for bot in bot_names(name):
         assert legal[jax.jit(make_bot(game, bot).act)(state, jax.random.key(0))]
-    with pytest.raises(ValueError, match=f"{name} has no bot 'oracle', but must be one of: {', '.join(bot_names(name))}"):
+    with pytest.raises(ValueError, match=f"{name} has no bot 'oracle'; its bots are: {', '.join(bot_names(name))}"):
         make_bot(game, "oracle")
 
 
@@ -174,7 +174,7 @@ def test_a_game_from_another_package(plugins):
     assert make_text(game).observe(state, 0) == "6" and view.board(game, state) == "||||||"
     assert symmetry(game) is None and bot_names("matches") == ("random", "modulo")
     assert int(make_bot(game, "modulo").act(state, jax.random.key(0))) == 1
-    with pytest.raises(ValueError, match="matches: unknown parameter 'size'; accepted are heap"):
+    with pytest.raises(ValueError, match="matches has no parameter 'size'; its parameters are: heap"):
         make("matches", size=3)
     with pytest.raises(ValueError, match=r"unknown game 'matchs'; .*, matches; did you mean matches\?"):
         make("matchs")
@@ -191,5 +191,5 @@ def test_a_bot_from_another_package_sits_beside_the_own_ones(plugins):
 @pytest.mark.parametrize("name", ["solver", "random"])
 def test_a_bot_cannot_replace_one_that_a_game_has(plugins, name):
     BOTS.add(f"sokoban/{name}", UniformBot)
-    with pytest.raises(ValueError, match=f"bot 'sokoban/{name}' exists already"):
+    with pytest.raises(ValueError, match=f"bot 'sokoban/{name}' already exists"):
         bot_names("sokoban")

@@ -219,7 +219,7 @@ def test_another_deal_of_the_own_hand_reads_the_same():
 
 @pytest.mark.parametrize("puzzle", ["plan_path", "sokoban", "sudoku"])
 def test_the_local_executor_reads_only_what_it_sees(puzzle):
-    """What lies out of sight can be anything; the planner does read it."""
+    """Cells out of sight do not affect the executor's events, but the planner's."""
     name = f"{puzzle} local"
     g, t = game(name), text(name)
     before, action, after = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), played(name))
@@ -353,7 +353,7 @@ def test_events_need_the_history_context():
     with pytest.raises(ValueError, match="compiled for 'turn'"):
         prompt.ask(0)
     silent = dataclasses.replace(text("tic_tac_toe"), events=None)
-    with pytest.raises(ValueError, match="the text of tic_tac_toe has no events"):
+    with pytest.raises(ValueError, match="context is 'history', but the text of tic_tac_toe has no events"):
         silent.compile(byte_tokenizer(), context="history")
 
 

@@ -158,7 +158,7 @@ def _select_rows(rows, new, old):
 def test_unknown_games_and_parameters_are_named():
     with pytest.raises(ValueError, match="unknown game 'chess'; must be one of: tic_tac_toe, connect_four, hanabi"):
         make("chess")
-    with pytest.raises(ValueError, match="tic_tac_toe: unknown parameter 'size'; accepted are none"):
+    with pytest.raises(ValueError, match="tic_tac_toe has no parameter 'size'; its parameters are: none"):
         make("tic_tac_toe", size=4)
 
 
@@ -167,11 +167,11 @@ def test_puzzles_for_one_or_two():
     game = make("plan_path", roles="two", view="local", radius=2, **small)
     assert (game.n_players, game.view, game.radius) == (2, "local", 2)
     assert game.game == make("plan_path", **small) == make("plan_path", roles="one", **small)
-    with pytest.raises(ValueError, match="plan_path: roles must be one of 'one', 'two', found 'three'"):
+    with pytest.raises(ValueError, match="plan_path: roles is 'three', but must be one of: 'one', 'two'"):
         make("plan_path", roles="three", **small)
-    with pytest.raises(ValueError, match="plan_path: view is for roles='two', found roles='one'"):
+    with pytest.raises(ValueError, match="plan_path: view requires roles 'two', but roles is 'one'"):
         make("plan_path", view="local", **small)
-    with pytest.raises(ValueError, match="hanabi: unknown parameter 'roles'"):
+    with pytest.raises(ValueError, match="hanabi has no parameter 'roles'"):
         make("hanabi", roles="two")
 
 

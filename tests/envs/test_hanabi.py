@@ -242,7 +242,7 @@ def test_latest_moves_say_what_everybody_saw():
     assert (int(state.fireworks[0]), float(reward.team)) == (1, 1)
     assert state.last.card.tolist() == [0, 2] and state.last.scored.tolist() == [True, False]
     assert state.hands[0].tolist() == [0, 0, 1, 1, 5] and state.hands[1].tolist() == [2, 3, 3, 4, 5]
-    with pytest.raises(ValueError, match=r"action 14 \(O\) is illegal here; legal are 0 \(A\)"):
+    with pytest.raises(ValueError, match=r"action is 14 \(O\), but must be one of: 0 \(A\)"):
         check_action(GAME, state, 10 + 4)  # nobody holds blue
 
 
@@ -260,7 +260,7 @@ def test_a_lost_game_scores_nothing_and_consoles_at_the_process_level():
     assert np.stack([r.process for r in paid]).tolist() == [[0, 0]] * 4 + [[0.75, 0.75]]
     _, reward = step(state, 5)
     assert not np.any(reward.process)
-    with pytest.raises(ValueError, match="consolation must be between 0 and 1, found 2"):
+    with pytest.raises(ValueError, match="consolation is 2, but must be between 0 and 1"):
         Hanabi(consolation=2)
 
 
@@ -277,14 +277,14 @@ def test_shuffles_are_uniform():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"players": 6}, "players must be an integer from 2 to 5, found 6"),
-        ({"colors": 0}, "colors must be an integer from 1 to 5, found 0"),
-        ({"ranks": 2.0}, "ranks is 2.0; accepted is a value of type int"),
-        ({"hand_size": 6}, "hand_size must be an integer from 1 to 5, found 6"),
-        ({"max_life_tokens": 0}, "max_life_tokens must be an integer from 1 to 50, found 0"),
+        ({"players": 6}, "players is 6, but must be an integer from 2 to 5"),
+        ({"colors": 0}, "colors is 0, but must be an integer from 1 to 5"),
+        ({"ranks": 2.0}, "ranks is 2.0, but must be of type int"),
+        ({"hand_size": 6}, "hand_size is 6, but must be an integer from 1 to 5"),
+        ({"max_life_tokens": 0}, "max_life_tokens is 0, but must be an integer from 1 to 50"),
         ({"colors": 1, "players": 5}, "need 20 cards, but 1 colors and 5 ranks make a deck of 10"),
-        ({"preset": "tiny"}, "preset must be one of 'full', 'small', 'very_small', found 'tiny'"),
-        ({"colours": 3}, "unknown parameter 'colours'; accepted are colors, consolation, hand_size, max_"),
+        ({"preset": "tiny"}, "preset is 'tiny', but must be one of: 'full', 'small', 'very_small'"),
+        ({"colours": 3}, "hanabi has no parameter 'colours'; its parameters are: colors, consolation, hand_size, max_"),
     ],
 )
 def test_bad_parameters_are_named(params, message):
@@ -293,7 +293,7 @@ def test_bad_parameters_are_named(params, message):
 
 
 def test_bad_decks_are_named():
-    with pytest.raises(ValueError, match=r"deck must have shape \(50,\), found \(49,\)"):
+    with pytest.raises(ValueError, match=r"deck has shape \(49,\), but must have \(50,\)"):
         Hanabi().reset_from_deck(jnp.zeros(49, jnp.int8))
 
 

@@ -17,7 +17,7 @@ START = jax.jit(GAME.reset)(jax.random.key(0))
 
 @st.composite
 def piles(draw):
-    """Fireworks and discards that leave every card a place: what was built is not in the discard pile."""
+    """Random consistent fireworks and discards: cards that were built are not in the discard pile."""
     fireworks = [draw(st.integers(0, GAME.ranks)) for _ in range(GAME.colors)]
     discards = [
         [draw(st.integers(0, n - (rank < level))) for rank, n in enumerate(copies(GAME.ranks))] for level in fireworks

@@ -94,7 +94,7 @@ def parser_of(kind: str, key: str, marked: bool = False):
 
 
 def parsed(kind: str, key: str, rows: list[list[int]], legal: np.ndarray, marked: bool = False) -> list[int | None]:
-    """What jit finds; shapes are the same in every call, with rubbish behind the ends."""
+    """Actions parsed inside jit. All calls have the same shapes, with random tokens as padding."""
     tokens = np.full((ROWS, WIDTH), tokenizer_of(kind).encode("1")[-1], np.int32)
     lengths = np.zeros((ROWS,), np.int32)
     for i, row in enumerate(rows):
@@ -123,7 +123,7 @@ KINDS = {"bytes": SETS, "merged": FULL, "pieces": FEW, "smollm2-135m": FEW[:3], 
 
 @st.composite
 def questions(draw, sets, whole=False):
-    """(a set of names, texts, legal [len(texts), A]) with names, parts of names and marks in all sorts of company.
+    """(a set of names, texts, legal [len(texts), A]) with names, parts of names and marks in many contexts.
 
     `whole`: a text is a list of its parts.
     """
@@ -134,7 +134,7 @@ def questions(draw, sets, whole=False):
     cased = st.builds(lambda word, how: how(word), name, st.sampled_from([str.upper, str.lower, str.swapcase]))
     sign = st.sampled_from(SIGNS)
     part = st.one_of(name, name, near, cased, sign, st.sampled_from(MARKS), st.characters())
-    # A mark decides where names stand on both sides of it and two behind it.
+    # A mark matters if there are names on both sides of it, and two after it.
     marked = st.tuples(sign, name, sign, st.just("answer"), sign, st.just(":"), sign, name, st.just(" "), name, sign)
     text = st.lists(part, max_size=12) | marked
     n = draw(st.integers(1, ROWS))
@@ -154,7 +154,7 @@ def test_jit_finds_in_tokens_what_is_in_the_text(kind, data):
     rows = [tokenizer.encode(text.encode(errors="replace").decode())[-WIDTH:] for text in written]
     wanted = [
         answers.parse(names_of(key), tokenizer.decode(row, skip_special=True), allowed, marked)
-        if kind != "pieces"  # which decodes ASCII beside broken UTF-8 to U+FFFD; see the test of `token_bytes`
+        if kind != "pieces"  # which decodes ASCII next to broken UTF-8 to U+FFFD; see the test of `token_bytes`
         else answers.parse(names_of(key), bytes_of(kind).join(row), allowed, marked)
         for row, allowed in zip(rows, legal, strict=True)
     ]
@@ -303,5 +303,5 @@ def test_tables_of_large_vocabularies_are_small():
 
 @pytest.mark.parametrize("names", [("a", ""), ("é",), ("a", "a"), ("a\nb",)])
 def test_bad_names_are_refused(names):
-    with pytest.raises(ValueError, match="names must be"):
+    with pytest.raises(ValueError, match="must be"):
         make_parser(names, bytes_of("bytes"))

@@ -142,7 +142,7 @@ def test_masked_moves_are_those_that_bump(game):
     np.testing.assert_array_equal(legal, moves)
     level, bad = np.argwhere(~legal)[0]
     state = masked.reset_level(int(level))
-    with pytest.raises(ValueError, match="is illegal here"):
+    with pytest.raises(ValueError, match="but must be one of: "):
         check_action(masked, state, int(bad))
 
 
@@ -167,13 +167,13 @@ def test_board_and_drawing(game):
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"size": 4}, "size must be an integer from 5 to 16, found 4"),
+        ({"size": 4}, "size is 4, but must be an integer from 5 to 16"),
         ({"walls": 0.9}, "walls must be a share"),
-        ({"part": "valid"}, "part must be one of 'train', 'test', found 'valid'"),
+        ({"part": "valid"}, "part is 'valid', but must be one of: 'train', 'test'"),
         ({"budget": 0}, "budget must be an integer from 1"),
-        ({"budget": 3}, "budget 3 is too short for a level that needs"),
+        ({"budget": 3}, "budget is 3, but a level needs"),
         ({"n_test": 0, "part": "test"}, "the test part of the pool .* has no levels"),
-        ({"n_train": -1}, "n_train must be an integer from 0 to 1,000,000, found -1"),
+        ({"n_train": -1}, "n_train is -1, but must be an integer from 0 to 1,000,000"),
     ],
 )
 def test_bad_parameters_are_refused(params, words):
@@ -182,5 +182,5 @@ def test_bad_parameters_are_refused(params, words):
 
 
 def test_a_pool_of_another_size_is_refused(game):
-    with pytest.raises(ValueError, match="the pool has 6x6 grids, expected size 8"):
+    with pytest.raises(ValueError, match="size is 8, but the pool has 6x6 grids"):
         PlanPath(size=8, pool=game.pool)

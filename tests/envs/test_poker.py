@@ -126,7 +126,7 @@ def test_a_best_response_earns_what_it_says_and_no_policy_more(seed, sparse, nam
 
 
 def test_large_games_have_no_tree():
-    with pytest.raises(ValueError, match="tic_tac_toe is too large to be looked at whole"):
+    with pytest.raises(ValueError, match="tic_tac_toe cannot be enumerated"):
         exact.build(make("tic_tac_toe"))
 
 

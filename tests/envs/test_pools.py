@@ -164,21 +164,21 @@ def test_changed_contents_are_refused(saved):
     start = np.load(saved)["train/start"].copy()
     start[0] = start[1]
     rewrite(saved, **{"train/start": start})
-    with pytest.raises(ValueError, match="pool.npz: corrupt pool, its contents have fingerprint"):
+    with pytest.raises(ValueError, match="pool.npz: corrupt pool: its fingerprint is"):
         pools.load(saved, "plan_path", plan_path.SCHEMA)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"train/start": np.zeros(20, np.int64)}, r"pool.npz \(train\): start has dtype int64, expected int32"),
-        ({"train/start": np.zeros((20, 2), np.int32)}, r"start has shape \(20, 2\), expected axes \[N\]"),
-        ({"test/start": np.zeros(3, np.int32)}, r"\(test\): start has size 3 on axis N, expected 5"),
-        ({"test/start": None}, r"found arrays \['distance'\], expected \['distance', 'start'\]"),
-        ({"header": None}, "not a level pool, it has no header"),
-        ({"header": np.array("{")}, "unreadable header"),
-        ({"header": np.array('{"game": "plan_path"}')}, "unreadable header"),
-        ({"header": np.array('{"game": "chess", "source": "", "fingerprint": ""}')}, "a pool for 'chess', expected"),
+        ({"train/start": np.zeros(20, np.int64)}, r"pool.npz \(train\): start has dtype int64, but must have int32"),
+        ({"train/start": np.zeros((20, 2), np.int32)}, r"start has shape \(20, 2\), but must have axes \[N\]"),
+        ({"test/start": np.zeros(3, np.int32)}, r"\(test\): start has size 3 on axis N, but must have 5"),
+        ({"test/start": None}, r"arrays are \['distance'\], but must be \['distance', 'start'\]"),
+        ({"header": None}, "not a level pool: it has no header"),
+        ({"header": np.array("{")}, "cannot read the header"),
+        ({"header": np.array('{"game": "plan_path"}')}, "cannot read the header"),
+        ({"header": np.array('{"game": "chess", "source": "", "fingerprint": ""}')}, "the pool is for 'chess'"),
     ],
 )
 def test_wrong_arrays_are_refused(saved, changes, words):
@@ -193,7 +193,7 @@ def test_levels_that_cannot_be_solved_are_refused(tmp_path):
     for start in (walls, np.full(20, 64, np.int32)):
         bad = pools.Levels({**pool.train.arrays, "start": start})
         pools.save(pools.Pool("plan_path", bad, pool.test), tmp_path / "pool.npz")
-        with pytest.raises(ValueError, match=r"pool.npz \(train\): level 0 has no way from its start"):
+        with pytest.raises(ValueError, match=r"pool.npz \(train\): level 0 has no path from its start"):
             plan_path.load(tmp_path / "pool.npz")
 
 
@@ -219,5 +219,5 @@ def test_pickled_arrays_are_not_opened(tmp_path):
 
 
 def test_pool_of_another_game_is_refused():
-    with pytest.raises(ValueError, match="pool holds levels for 'sudoku', expected 'plan_path'"):
+    with pytest.raises(ValueError, match="pool has levels of 'sudoku', but must have levels of 'plan_path'"):
         PlanPath(pool=sudoku.generate(**SMALL))

@@ -1,4 +1,4 @@
-"""Planner and executor: who moves, who is paid for what, who sees what."""
+"""Planner and executor: turns, rewards and views."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def puzzle(request):
 
 
 def run(game, bot, index):
-    """Play one level to the budget: the last state and what each seat was paid, [team, agent 2, process 2]."""
+    """Play one level to the budget: the last state and the rewards of each seat, [team, agent 2, process 2]."""
 
     def step(carry, key):
         state, total = carry
@@ -130,9 +130,9 @@ def test_names_turns_and_levels(puzzle):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda inner: TwoRole(inner, view="far"), "view must be one of 'full', 'local', found 'far'"),
-        (lambda inner: TwoRole(inner, radius=0), "radius must be an integer from 1 to 16, found 0"),
-        (lambda inner: TwoRole(TicTacToe()), "two roles need a one-player puzzle"),
+        (lambda inner: TwoRole(inner, view="far"), "view is 'far', but must be one of: 'full', 'local'"),
+        (lambda inner: TwoRole(inner, radius=0), "radius is 0, but must be an integer from 1 to 16"),
+        (lambda inner: TwoRole(TicTacToe()), "two roles require a one-player puzzle"),
     ],
 )
 def test_bad_parameters_are_refused(make, words):

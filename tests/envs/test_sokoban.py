@@ -248,14 +248,14 @@ GOOD = "#####\n#@$.#\n#   #\n#####"
     ("text", "words"),
     [
         (GOOD.replace("@", " "), r"level.txt, line 2 \(level 0\): no player"),
-        (GOOD.replace("   ", " @ "), "2 players, expected one"),
+        (GOOD.replace("   ", " @ "), "there are 2 players, but a level needs exactly one"),
         (GOOD.replace("   ", " $ "), "2 boxes and only 1 goals"),
         (GOOD.replace("$", " "), "no box"),
-        (GOOD.replace("$.", " *"), "every box is on a goal already"),
-        (GOOD.replace("$", "x"), "level.txt, line 3: character 'x', expected one of"),
-        (GOOD.replace("#   #", "#  #"), "level.txt, line 4: 4 cells, expected 5"),
-        (GOOD.replace("#   #", "#    "), "the player can walk to the edge"),
-        (GOOD + "\n\n######\n#@$. #\n######", r"line 7: a level of size \(3, 6\), expected \(4, 5\)"),
+        (GOOD.replace("$.", " *"), "every box is already on a goal"),
+        (GOOD.replace("$", "x"), "level.txt, line 3: character is 'x', but must be one of: "),
+        (GOOD.replace("#   #", "#  #"), "level.txt, line 4: the row has 4 cells, but must have 5"),
+        (GOOD.replace("#   #", "#    "), "the player can reach the edge"),
+        (GOOD + "\n\n######\n#@$. #\n######", r"line 7: the level has size \(3, 6\), but the first one has \(4, 5\)"),
         ("", "level.txt: no levels found"),
     ],
 )
@@ -275,7 +275,7 @@ def test_level_file_round_trip(tmp_path, game):
     assert len(pool.train) == 5 and pool.source == "levels.txt"  # all of them belong to train wherever they are met
     np.savez(tmp_path / "levels.npz", some=game.levels["cells"])
     np.testing.assert_array_equal(levels.read(tmp_path / "levels.npz", "some"), game.levels["cells"])
-    with pytest.raises(ValueError, match="no array 'other'; found some"):
+    with pytest.raises(ValueError, match="array is 'other', but must be one of: some"):
         levels.read(tmp_path / "levels.npz", "other")
     with pytest.raises(ValueError, match="cannot read levels"):
         levels.read(tmp_path / "absent.txt")
@@ -284,7 +284,7 @@ def test_level_file_round_trip(tmp_path, game):
 def test_pool_with_wrong_dead_cells_is_refused(tmp_path, game):
     arrays = {**game.pool.train.arrays, "dead": np.zeros_like(game.pool.train["dead"])}
     pools.save(pools.Pool("sokoban", pools.Levels(arrays), game.pool.test), tmp_path / "pool.npz")
-    with pytest.raises(ValueError, match=r"pool.npz \(train\): dead does not fit cells"):
+    with pytest.raises(ValueError, match=r"pool.npz \(train\): the array dead does not match cells"):
         Sokoban(pool=tmp_path / "pool.npz")
 
 
@@ -338,5 +338,5 @@ def test_shaping_pays_for_the_way_of_the_solution_and_takes_back():
         np.testing.assert_allclose(paid, 2.0 / len(way), rtol=1e-6)
         assert min(float(step(first, a)[1].process[0]) for a in range(4)) <= -2.0 / len(way) + 1e-6
         assert float(step(game.reset_from_level(level), way[0])[1].process[0]) == 0  # a level from elsewhere
-    with pytest.raises(ValueError, match="shaping_reward is for levels of one box, found 2 boxes"):
+    with pytest.raises(ValueError, match="shaping_reward requires levels with one box, but a level has 2 boxes"):
         Sokoban(size=6, boxes=2, n_train=8, n_test=2, shaping_reward=1.0)

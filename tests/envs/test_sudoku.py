@@ -190,9 +190,9 @@ def test_masked_entries_are_those_that_would_be_refused(game, big):
     [
         (lambda p, s: (p, s[:, ::-1].copy()), "puzzle 0: the solution changes a given cell"),
         (lambda p, s: (p, np.ones_like(s)), "puzzle 0: the solution repeats a digit"),
-        (lambda p, s: (p.astype(np.int64), s), "puzzle has dtype int64, expected uint8"),
+        (lambda p, s: (p.astype(np.int64), s), "puzzle has dtype int64, but must have uint8"),
         (lambda p, s: (p, s[:-1]), "solution has size .* on axis N"),
-        (lambda p, s: (p[:, :3, :3], s[:, :3, :3]), "grids of 3x3, expected 4x4 or 9x9"),
+        (lambda p, s: (p[:, :3, :3], s[:, :3, :3]), "grids are 3x3, but must be 4x4 or 9x9"),
     ],
 )
 def test_bad_puzzles_are_refused(game, change, words):
@@ -204,9 +204,9 @@ def test_bad_puzzles_are_refused(game, change, words):
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"size": 6}, "size must be one of 4, 9, found 6"),
-        ({"empties": (0, 3)}, "empties must be low, high from 1 to 12, found 0, 3"),
-        ({"empties": (12, 13)}, "empties must be"),
+        ({"size": 6}, "size is 6, but must be one of: 4, 9"),
+        ({"empties": (0, 3)}, r"empties is \(0, 3\), but must be a range within 1 to 12"),
+        ({"empties": (12, 13)}, "empties is"),
         ({"empties": (1, 1), "n_train": 100_000}, "found only"),
         ({"budget": 5}, "budget 5 is too short"),
     ],

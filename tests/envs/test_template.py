@@ -178,7 +178,7 @@ def test_linked_tables_are_shown_together():
 
 
 def test_refuses_what_merges_between_templates():
-    """Fixed texts that are rendered apart are not joined first."""
+    """Fixed texts that are rendered separately are not joined first."""
     a, b = Template((Fixed("a"),)), Template((Fixed("b"), Table(("", "c"))))
     check_neighbors(Words("ac"), [a, b, a])
     for merge in ("ab", "ba", "ca"):
@@ -219,9 +219,9 @@ def test_corner_cases():
 
 def test_bad_indices():
     template = Template((Fixed("a"), Table(("b", "c"))))
-    with pytest.raises(ValueError, match="found 2 indices, expected one for each of 1 tables"):
+    with pytest.raises(ValueError, match="the number of indices is 2, but must be 1, one per table"):
         template.text([0, 0])
-    with pytest.raises(ValueError, match="index 2 of table 0 is out of range; it has 2 variants, 'b', 'c'"):
+    with pytest.raises(ValueError, match="the index of table 0 is 2, but the table has 2 variants: 'b', 'c'"):
         template.text([2])
     with pytest.raises(ValueError, match="table 1 has no variants"):
         Template((Table(("a",)), Table(()))).compile(Bytes())

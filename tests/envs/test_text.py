@@ -134,7 +134,7 @@ def check_tokens(compiled, indices, encode, every: int = 4):
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("name", MOST)
 def test_tokens_equal_the_tokenizers(name, kind):
-    """What a turn that stands alone reads, or one that opens a conversation; tests/envs/test_events.py has the rest."""
+    """The prompt of a single turn, or of the first turn of a conversation; tests/envs/test_events.py has the rest."""
     tok = tokenizer(kind)
     prompt = byte_prompt(name, "full") if kind == "byte" else text(name).compile(tok, parts())
     first = numbers(name, "full")
@@ -200,7 +200,7 @@ def test_hanabi_shows_only_what_is_known(name, style):
     seen = np.asarray(indices(states, seats))
 
     def shuffled(state, seat, key):
-        """Another world that looks the same: own hand and undealt cards dealt anew from what is hidden."""
+        """A state that looks the same: the seat's hand and the deck are dealt again from the hidden cards."""
         places = jnp.arange(g.n_cards)
         order = jnp.argsort(jnp.where(places >= state.dealt, jax.random.uniform(key, places.shape), -1.0))
         deck = state.deck[jnp.where(places >= state.dealt, order, places)]
@@ -330,9 +330,9 @@ def test_single_tokens():
 
 
 def test_bad_choices():
-    with pytest.raises(ValueError, match="style must be one of full, compact, brief, found 'long'"):
+    with pytest.raises(ValueError, match="style is 'long', but must be one of: full, compact, brief"):
         make_text(game("tic_tac_toe"), "long")
-    with pytest.raises(ValueError, match="context must be one of turn, history, found 'all'"):
+    with pytest.raises(ValueError, match="context is 'all', but must be one of: turn, history"):
         text("tic_tac_toe").compile(byte_tokenizer(), context="all")
 
 
@@ -352,5 +352,5 @@ def test_a_text_can_ask_for_reasoning_and_reads_the_answer_behind_it(name):
     assert reasoned.questions[0] in prompt.opening_text(jax.tree.map(lambda x: x[0], positions(name)), 0)
     bare = dataclasses.replace(plain, questions=plain.asks)
     assert all(q.endswith('Then write "Answer:" and the name of an action.') for q in bare.reasoned().questions)
-    with pytest.raises(ValueError, match="style 'brief' cannot ask for reasoning, but must be full"):
+    with pytest.raises(ValueError, match="style is 'brief', but must be 'full' to ask for reasoning"):
         make_text(game(name), "brief", reasoning=True)

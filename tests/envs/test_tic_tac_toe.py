@@ -138,9 +138,9 @@ def test_step_commutes_with_symmetries(positions, states):
 def test_illegal_actions_are_refused():
     state, _ = GAME.step(GAME.reset(jax.random.key(0)), jnp.int32(4))
     assert check_action(GAME, state, 0) == 0
-    with pytest.raises(ValueError, match=r"action 4 \(5\) is illegal here; legal are 0 \(1\)"):
+    with pytest.raises(ValueError, match=r"action is 4 \(5\), but must be one of: 0 \(1\)"):
         check_action(GAME, state, 4)
-    with pytest.raises(ValueError, match="from 0 to 8, found 9"):
+    with pytest.raises(ValueError, match="action is 9, but must be an integer from 0 to 8"):
         check_action(GAME, state, 9)
     with pytest.raises(ValueError, match="the game is over"):
         check_action(GAME, from_cells(jnp.array([1, 1, 1, 2, 2, 0, 0, 0, 0])), 5)

@@ -39,7 +39,7 @@ def several(n=4):
 def test_a_saved_pool_with_several_solutions_is_refused(tmp_path):
     levels, pool = several()
     pools.save(pools.Pool("sudoku", pools.Levels(levels), pool.test), tmp_path / "pool.npz")
-    with pytest.raises(ValueError, match=r"pool.npz \(train\): puzzle 0: has several solutions, expected one"):
+    with pytest.raises(ValueError, match=r"pool.npz \(train\): puzzle 0 has several solutions, but must have one"):
         sudoku.load(tmp_path / "pool.npz")
 
 

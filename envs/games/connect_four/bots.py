@@ -1,4 +1,4 @@
-"""A shallow searcher: full-width negamax to a fixed depth, every level one batch of boards inside jit."""
+"""A full-width negamax search to a fixed depth, batched level by level inside jit."""
 
 import dataclasses
 
@@ -21,14 +21,15 @@ from envs.games.connect_four.rules import (
 from envs.games.game import check_range
 
 _WIN = 1000
-"""More than any count of lines (69), so that a sure win or loss outweighs every estimate."""
+"""Exceeds the number of lines (69), so that a certain win or loss outweighs every estimate."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchBot:
-    """Looks `depth` plies ahead: takes wins, blocks threats, prefers early wins and late losses; breaks ties at random.
+    """A bot that searches `depth` plies ahead.
 
-    A search looks at 7^depth boards, all at once.
+    It takes wins, blocks threats, prefers early wins and late losses, and breaks ties randomly. A search evaluates
+    7^depth boards in parallel.
     """
 
     depth: int = 4
@@ -37,19 +38,22 @@ class SearchBot:
         check_range("connect_four search bot", "depth", self.depth, 1, 6)
 
     def act(self, state: ConnectFourState, key: jax.Array) -> jax.Array:
-        """A column of greatest value: int32[]."""
+        """Sample a column with the highest value: int32 []."""
         values = self.values(state)
         return pick(values == jnp.max(values), key)
 
     def values(self, state: ConnectFourState) -> jax.Array:
-        """The value of every column to the player to move: int32[7], far below the others where a column is full."""
+        """Return the value of every column: int32 [7].
+
+        Full columns have a value far below the others.
+        """
         odd = state.turns & 1 == 1
         own, other = select(odd, state.second, state.first), select(odd, state.first, state.second)
         return _move_values(own, other, self.depth)
 
 
 def _move_values(own: Board, other: Board, depth: int) -> jax.Array:
-    """Values of the seven moves of `own`: int32[7]."""
+    """Return the values of the seven moves of `own`: int32 [7]."""
     taken = union(own, other)
 
     def value(column: jax.Array) -> jax.Array:
@@ -60,15 +64,15 @@ def _move_values(own: Board, other: Board, depth: int) -> jax.Array:
 
 
 def _value(own: Board, other: Board, depth: int) -> jax.Array:
-    """The value of a position to `own`, who moves next: int32[]."""
+    """Return the value of a position for `own`, who moves next: int32 []."""
     if depth == 0:
         return _open_lines(own, other) - _open_lines(other, own)
     best = jnp.max(_move_values(own, other, depth))
-    return jnp.where(best == -2 * _WIN, 0, best)  # no place left: a draw
+    return jnp.where(best == -2 * _WIN, 0, best)  # the board is full: a draw
 
 
 def _open_lines(own: Board, other: Board) -> jax.Array:
-    """Lines of four in which `other` has no stone: int32[]."""
+    """Count the lines of four in which `other` has no stone: int32 []."""
     free = Board(PLACES.left & ~other.left, PLACES.right & ~other.right)
     counts = [jax.lax.population_count(w) for fours in line_starts(free) for w in fours]
     return sum(counts[1:], start=counts[0]).astype(jnp.int32)

@@ -1,4 +1,7 @@
-"""A connect four position as terminal text and as SVG; both players see everything, so `player` changes nothing."""
+"""Drawings of connect four positions.
+
+Both players see everything, so `player` has no effect.
+"""
 
 import numpy as np
 
@@ -10,14 +13,14 @@ _FILLS = ("#f4f6f7", "#d64541", "#f4d03f")
 
 
 def board(state: ConnectFourState, player: int | None = None) -> str:
-    """Six rows of X (player 0), O (player 1) and dots, over the numbers of the columns."""
+    """Draw rows of X (player 0), O (player 1) and dots, with column numbers."""
     del player
     rows = ["| " + " ".join(".XO"[c] for c in row) + " |" for row in np.asarray(cells(state))]
     return "\n".join([*rows, "  " + " ".join(str(c + 1) for c in range(COLUMNS))])
 
 
 def svg(state: ConnectFourState, player: int | None = None) -> str:
-    """The board as an SVG document: player 0 red, player 1 yellow."""
+    """Draw the board as an SVG document: player 0 red, player 1 yellow."""
     del player
     width, height = COLUMNS * _CELL, ROWS * _CELL
     parts = [shapes.rect(0, 0, width, height, "#1f4e9c", rx=8)]
@@ -28,5 +31,5 @@ def svg(state: ConnectFourState, player: int | None = None) -> str:
 
 
 def targets() -> dict[int, tuple[float, float, float, float]]:
-    """Where on the drawing a click takes which action: (x, y, width, height) of each, in its units."""
+    """Return the clickable area (x, y, width, height) of each action."""
     return {c: (c * _CELL, 0, _CELL, ROWS * _CELL) for c in range(COLUMNS)}

@@ -1,13 +1,13 @@
-"""Connect four as text: six lines from the top, an answer is the number of a column.
+"""The text of connect four; an answer is the number of a column.
 
-The compact and the brief style also have what the reader's next stone does in each column (`threats.py`), one sign for
-a column:
+The compact and the brief style also show the effect of the reader's next stone in each column (`threats.py`), as one
+sign per column:
 
-    -  full    .  nothing of the following    w  wins    b  blocks a win of the other player
-    g  gives the other player a win on top of it    s  spoils a win of the reader's on top of it
+    -  full    .  none of the following    w  wins    b  blocks a win of the other player
+    g  gives the other player a win on top of it    s  spoils a win of the reader on top of it
 
-In the brief style a column is three signs: its lower and its upper three places, and this one. Three places hold at
-most three stones, from the bottom; as few tokens as this make a model of bytes several times faster.
+In the brief style a column has three signs: its lower three places, its upper three places, and this one. Three places
+hold at most three stones, from the bottom. So few tokens make a byte-level model several times faster.
 
     .  none    x  o    one    a  b  c  d    xx, xo, ox, oo    e  f  g  h  i  j  k  l    xxx, xxo, …, ooo
 """
@@ -37,16 +37,19 @@ COMPACT_RULES = (
     "only."
 )
 NEXT_STONES = "-.wbgs"
-"""The signs of `threats.py`'s facts, by their numbers."""
+"""Signs of the facts of `threats.py`, by number."""
 STACKS = ".xoabcdefghijkl"
-"""The signs of up to three stones on top of each other, fewer first, those that begin with x before the others."""
+"""Signs of stacks of up to three stones, shorter ones first, those that begin with x before the others."""
 HEADER = "Board:\n" + " ".join(map(str, range(1, COLUMNS + 1))) + "\n"
 COLUMN_NUMBERS = range(1, COLUMNS + 1)
 ROW_NUMBERS = range(1, ROWS + 1)
 
 
 def text(game: Game, style: str) -> Text:
-    """Full: a numbered header and six lines. Compact and brief: x is always the reader."""
+    """Build the text in one style.
+
+    The style `full` has six lines below a numbered header. In the other styles, X is always the reader.
+    """
     if style == "full":
         return _full(game)
     if style == "brief":
@@ -60,7 +63,7 @@ def text(game: Game, style: str) -> Text:
 
 
 def _facts(lead: str, signs: Sequence[str]) -> tuple[Piece, ...]:
-    """A sign for what the next stone of each column does."""
+    """Return a table per column with the signs of `threats.py`."""
     return Fixed(lead), *[Table(tuple(signs))] * COLUMNS
 
 
@@ -95,7 +98,10 @@ def _full(game: Game) -> Text:
 
 
 def _own(game, style, rules: str, board, stones, row: str, facts, question: str, ask: str) -> Text:
-    """A text in which the reader has the first of the two stones; `row` stands before the number of a row."""
+    """Build a text in which the reader has the first of the two stones.
+
+    `row` is the text before the number of a row.
+    """
     moves = (Table(tuple(stones)), Table(game.action_names), Table(tuple(f"{row}{n}" for n in ROW_NUMBERS)))
     lead = (Fixed(" "),) if row else ()
     return Text(
@@ -114,7 +120,7 @@ def _own(game, style, rules: str, board, stones, row: str, facts, question: str,
 
 
 def _brief_view(state: ConnectFourState, seat: jax.Array) -> jax.Array:
-    """For every column the numbers of its two stacks in `STACKS` and of its fact: int32[21]."""
+    """Return two indices into `STACKS` and the fact of every column: int32 [21]."""
     board = _stones(state, seat)[::-1]  # row 0 is the lowest here
     number = jnp.ones((2, COLUMNS), jnp.int32)
     for stone in board.reshape(2, ROWS // 2, COLUMNS).swapaxes(0, 1):
@@ -123,23 +129,26 @@ def _brief_view(state: ConnectFourState, seat: jax.Array) -> jax.Array:
 
 
 def _own_view(state: ConnectFourState, seat: jax.Array) -> jax.Array:
-    """What every place holds, then the facts of `threats.py`: int32[49]."""
+    """Return the content of every place, then the facts of `threats.py`: int32 [49]."""
     return jnp.concatenate([_stones(state, seat).reshape(-1), next_stones(state, seat)])
 
 
 def _stones(state: ConnectFourState, seat: jax.Array) -> jax.Array:
-    """0 free, 1 the stone of `seat`, 2 of the other: int32[6, 7], row 0 at the top."""
+    """Return 0 for free places, 1 for own stones, 2 for others: int32 [6, 7].
+
+    Row 0 is at the top.
+    """
     board = cells(state).astype(jnp.int32)
     return jnp.where((board > 0) & (jnp.asarray(seat) == 1), 3 - board, board)
 
 
 def _event(before: ConnectFourState, action: jax.Array, after: ConnectFourState, seat: jax.Array) -> jax.Array:
-    """Whether another than the reader moved, the column, and the row in which the stone lies: int32[3]."""
+    """Return whether the other player moved, the column and the row: int32 [3]."""
     action = jnp.asarray(action, jnp.int32)
     stones = jnp.sum(cells(before)[:, action] > 0)
     return jnp.stack([(before.turns & 1) != seat, action, jnp.clip(ROWS - 1 - stones, 0)]).astype(jnp.int32)
 
 
 def _own_event(before: ConnectFourState, action: jax.Array, after: ConnectFourState, seat: jax.Array) -> jax.Array:
-    """The same, and what the reader's next stones do after it: int32[10]."""
+    """Return `_event` and the facts of `threats.py` after the move: int32 [10]."""
     return jnp.concatenate([_event(before, action, after, seat), next_stones(after, seat)])

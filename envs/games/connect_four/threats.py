@@ -1,4 +1,4 @@
-"""What the next stone of each column does: facts of a position that everybody can work out from the board."""
+"""The effect of the next stone in each column, a fact derived from the board."""
 
 import jax
 import jax.numpy as jnp
@@ -6,13 +6,13 @@ import jax.numpy as jnp
 from envs.games.connect_four.rules import COLUMNS, PLACES, ConnectFourState, drop, has_four, intersection, select, union
 
 CLOSED, PLAIN, WINS, BLOCKS, GIVES, SPOILS = range(6)
-"""In the order of what matters more: no stone can be dropped there; nothing of what follows; it makes four; the other
-player would make four there; the other player then makes four on top of it; the player itself would make four on top
-of it, where the other player now can go."""
+"""Effects of a stone: the column is full; none of the following; it makes four; it keeps the other player from making
+four there; it lets the other player make four on top of it; it lets the other player take the place on top of it,
+where the player would have made four. If several apply, the first of CLOSED, WINS, BLOCKS, GIVES, SPOILS counts."""
 
 
 def next_stones(state: ConnectFourState, seat: jax.Array) -> jax.Array:
-    """For every column, what a stone of `seat` (int[]) does there: int32[7] of the numbers above."""
+    """Return the effect of a stone of `seat` (int []) in every column: int32 [7]."""
     second = jnp.asarray(seat) == 1
     own, other = select(second, state.second, state.first), select(second, state.first, state.second)
     taken = union(own, other)

@@ -1,15 +1,15 @@
-"""A bot that plays Hanabi by a simple convention, from what its seat may know and nothing else.
+"""A bot that plays Hanabi by a simple convention, using only its seat's information.
 
-The convention: **a hint asks for the newest card it names to be played**, unless everybody can see that this card
-cannot be playable. On its turn the bot does the first of these that it can:
+The convention: **a hint asks for the newest card it names to be played**, unless it is common knowledge that this card
+is not playable. On its turn the bot takes the first applicable action:
 
-1. play the card a hint since its last turn asked for, if it may be playable;
-2. play a card that is certainly playable, counting all cards it sees;
-3. give a hint whose newest named card is playable, to a player who does not know yet;
-4. gamble in the last round, when a life can be spared;
-5. discard the card that is most likely useless and least likely the last of its kind, unless it may not discard or its
-   partner is about to lose a last copy and a harmless hint can tell;
-6. give a harmless hint, one that nobody will take for a request; failing that, any hint.
+1. Play the card that a hint since its last turn asked for, if it may be playable.
+2. Play a card that is certainly playable, given all visible cards.
+3. Give a hint whose newest named card is playable, to a player who does not know it yet.
+4. Gamble in the last round, if there is a life to spare.
+5. Discard the card that is most likely useless and least likely the last of its kind, unless discarding is illegal, or
+   the next player is about to lose a last copy that a harmless hint can save.
+6. Give a harmless hint, one that nobody interprets as a request, or else any hint.
 """
 
 import dataclasses
@@ -25,12 +25,15 @@ from envs.games.hanabi.rules import Hanabi, HanabiState, copies
 
 @dataclasses.dataclass(frozen=True)
 class ConventionBot:
-    """Plays with copies of itself; scores far above random play with any number of players."""
+    """A bot that plays the convention with copies of itself.
+
+    It scores far above random play with any number of players.
+    """
 
     game: Hanabi
 
     def act(self, state: HanabiState, key: jax.Array) -> jax.Array:
-        """A legal action: int32[]; the same for every key."""
+        """Return a legal action, independent of the key: int32 []."""
         del key
         game, hand = self.game, self.game.cards_per_hand
         table = cards.table(game, state)
@@ -39,7 +42,7 @@ class ConventionBot:
         p_playable, p_useless, p_critical = (jnp.sum(chances * kind, axis=(1, 2)) for kind in table)
         places = jnp.arange(hand)
 
-        asked = self._asked(state, state.seat) & (p_playable > 0) & held
+        requested = self._asked(state, state.seat) & (p_playable > 0) & held
         sure = (p_playable > 1 - 1e-5) & held
         last_round = (state.dealt == game.n_cards) & (state.lives > 1) & (jnp.max(p_playable) > 0)
         request, harmless, any_hint, rescue = self._hint_values(state, table)
@@ -48,7 +51,7 @@ class ConventionBot:
         fresh = (state.colors[state.seat] == 2**game.colors - 1) & (state.ranks[state.seat] == 2**game.ranks - 1)
         discard_value = jnp.where(held, 2 * p_useless - 3 * p_critical + 0.5 * fresh - 0.01 * places, -jnp.inf)
 
-        # From the least to the most urgent; each line overrides those before it.
+        # In order of increasing urgency: each line overrides those before it.
         action = hand + jnp.argmax(held)
         action = jnp.where(may_hint, 2 * hand + jnp.argmax(any_hint), action)
         action = jnp.where(may_hint & jnp.any(harmless > 0), 2 * hand + jnp.argmax(harmless), action)
@@ -56,11 +59,14 @@ class ConventionBot:
         action = jnp.where(last_round, hand + jnp.argmax(jnp.where(held, p_playable, -1)), action)
         action = jnp.where(may_hint & jnp.any(request > 0), 2 * hand + jnp.argmax(request), action)
         action = jnp.where(jnp.any(sure), hand + jnp.argmax(sure), action)
-        action = jnp.where(jnp.any(asked), hand + jnp.argmax(asked), action)
+        action = jnp.where(jnp.any(requested), hand + jnp.argmax(requested), action)
         return jnp.where(state.over, 0, action).astype(jnp.int32)
 
     def _own_chances(self, state: HanabiState) -> jax.Array:
-        """The probability of every kind for every own card, as if the unseen cards were shuffled: f32[H, C, R]."""
+        """Return the probability of every kind for every own card: float32 [H, C, R].
+
+        The unseen cards are assumed to be shuffled uniformly.
+        """
         game = self.game
         kinds = jnp.arange(game.max_score).reshape(game.colors, game.ranks)
         others = jnp.where(jnp.arange(game.players)[:, None] == state.seat, -1, state.hands)
@@ -71,11 +77,11 @@ class ConventionBot:
         return weight / jnp.maximum(jnp.sum(weight, axis=(1, 2), keepdims=True), 1)
 
     def _asked(self, state: HanabiState, seat: jax.Array) -> jax.Array:
-        """The places of `seat` that hints since its last turn asked to be played: bool[H]."""
+        """Return the places of `seat` that hints since its last turn asked for: bool [H]."""
         game = self.game
         speakers = jnp.arange(game.players)
         move = game.decode(state.last.action)
-        # Seats that have moved after `seat` did: those from `seat` + 1 up to the one before the player to move.
+        # Seats that have moved since `seat` did: from `seat` + 1 up to the one before the player to move.
         since = (speakers - seat - 1) % game.players < (state.seat - seat - 1) % game.players
         to_seat = (speakers + move.offset) % game.players == seat
         hint = (state.last.action >= 0) & (move.hint_color | move.hint_rank) & since & to_seat
@@ -83,8 +89,13 @@ class ConventionBot:
         return jnp.any(newest & hint[:, None], axis=0)
 
     def _hint_values(self, state: HanabiState, table: CardTable) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """How good every hint is as a request, as a harmless hint and as any hint: f32[A - 2 H] each, in action order;
-        and whether the next player is about to discard a last copy that a harmless hint can save: bool[]."""
+        """Return the values of all hints.
+
+        Returns:
+            The values of every hint as a request, as a harmless hint and as any hint: float32 [A - 2 H] each, in action
+                order. Then whether the next player is about to discard a last copy that a harmless hint can save: bool
+                [].
+        """
         game = self.game
         seats = (state.seat + jnp.arange(1, game.players)) % game.players
         cards, colors, ranks = state.hands[seats], state.colors[seats], state.ranks[seats]
@@ -92,7 +103,8 @@ class ConventionBot:
         held = cards >= 0
         playable = flat.playable[cards] & held
         waiting = jax.vmap(self._asked, (None, 0))(state, seats)  # bool[P-1, H]
-        expected = jnp.any((cards[:, :, None, None] == cards) & waiting, axis=(2, 3))  # another copy is on its way
+        # Another copy of the card is about to be played.
+        expected = jnp.any((cards[:, :, None, None] == cards) & waiting, axis=(2, 3))
         known = jnp.all(~_possible(colors, ranks, game) | table.playable, axis=(2, 3))
         wanted = playable & ~known & ~expected & ~jnp.any(waiting, axis=1, keepdims=True)
         chop = (colors == 2**game.colors - 1) & (ranks == 2**game.ranks - 1) & held
@@ -100,7 +112,13 @@ class ConventionBot:
         endangered = chop & flat.critical[cards]
 
         def values(named: jax.Array, colors: jax.Array, ranks: jax.Array) -> tuple[jax.Array, ...]:
-            """Of hints naming bool[P-1, V, H], after which the masks are [P-1, V, H]: three times f32[P-1, V]."""
+            """Return the values of hints: four arrays [P-1, V].
+
+            Args:
+                named: bool [P-1, V, H]. Cards that each hint names.
+                colors: Color masks after the hint, [P-1, V, H].
+                ranks: Rank masks after the hint, [P-1, V, H].
+            """
             newest = _newest(named)
             exists = jnp.any(named, axis=2)
             good = jnp.any(newest & wanted[:, None], axis=2)
@@ -125,20 +143,23 @@ class ConventionBot:
 
 
 def _possible(colors: jax.Array, ranks: jax.Array, game: Hanabi) -> jax.Array:
-    """The kinds that the masks (uint8[...]) leave open: bool[..., C, R]."""
+    """Return the kinds that the masks (uint8 [...]) allow: bool [..., C, R]."""
     by_color = colors[..., None] >> jnp.arange(game.colors, dtype=jnp.uint8) & 1 == 1
     by_rank = ranks[..., None] >> jnp.arange(game.ranks, dtype=jnp.uint8) & 1 == 1
     return by_color[..., :, None] & by_rank[..., None, :]
 
 
 def _newest(named: jax.Array) -> jax.Array:
-    """Only the last True place of each row (bool[..., H])."""
+    """Keep only the last True place of each row (bool [..., H])."""
     after = jnp.cumsum(named[..., ::-1], axis=-1)[..., ::-1]
     return named & (after == 1)
 
 
 def _after_hint(values: jax.Array, held: jax.Array, masks: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-    """For each of n hints to each hand (int[P-1, H]): the cards it names and the masks it leaves, both [P-1, n, H]."""
+    """Return the cards that each of n hints names, and the masks after it.
+
+    Both are [P-1, n, H], for hands `values` int [P-1, H].
+    """
     named = (values[:, None] == jnp.arange(n)[:, None]) & held[:, None]
     bits = jnp.asarray(1 << np.arange(n), jnp.uint8)[:, None]
     return named, jnp.where(named, bits, masks[:, None] & ~bits)

@@ -1,4 +1,4 @@
-"""What everybody can tell about a kind of card from the fireworks and the discards."""
+"""Common knowledge about each kind of card, from the fireworks and the discards."""
 
 from typing import NamedTuple
 
@@ -10,17 +10,21 @@ from envs.games.hanabi.rules import Hanabi, HanabiState, copies
 
 
 class CardTable(NamedTuple):
-    """What everybody knows about each kind of card, bool[C, R]."""
+    """Common knowledge about each kind of card, bool [C, R].
+
+    Attributes:
+        playable: Whether the card can be played now.
+        useless: Whether it was already played, or can never be played because a lower rank is gone.
+        critical: Whether it is the last copy of a card that is not useless.
+    """
 
     playable: jax.Array
     useless: jax.Array
-    """Already played, or never playable because a lower rank is gone."""
     critical: jax.Array
-    """The last copy of a card that is not useless."""
 
 
 def table(game: Hanabi, state: HanabiState) -> CardTable:
-    """Of all kinds, as the position is."""
+    """Return the table of the current position."""
     ranks = jnp.arange(game.ranks)
     total = np.array(copies(game.ranks))
     level = state.fireworks[:, None]
@@ -31,10 +35,11 @@ def table(game: Hanabi, state: HanabiState) -> CardTable:
 
 
 def prospects(game: Hanabi, state: HanabiState, cards: jax.Array) -> jax.Array:
-    """For each card (int[...]): 0 an empty place, 1 useless, 2 playable now, 3 the last copy, 4 any other; int32[...].
+    """Classify cards (int [...]): int32 [...].
 
-    A playable card that is the last copy counts as playable.
+    0 is an empty place, 1 useless, 2 playable now, 3 the last copy, and 4 any other card. A playable card that is the
+    last copy counts as playable.
     """
     t = CardTable(*(kind.ravel()[jnp.maximum(cards, 0)] for kind in table(game, state)))
-    found = jnp.select([cards < 0, t.useless, t.playable, t.critical], [0, 1, 2, 3], 4)
-    return found.astype(jnp.int32)
+    kinds = jnp.select([cards < 0, t.useless, t.playable, t.critical], [0, 1, 2, 3], 4)
+    return kinds.astype(jnp.int32)

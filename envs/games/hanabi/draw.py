@@ -1,6 +1,6 @@
-"""A Hanabi position as terminal text and as SVG.
+"""Drawings of Hanabi positions.
 
-With `player` given, that player's own cards are hidden and what the hints have told about them is shown instead.
+With `player`, that player's own cards are replaced by the information from hints.
 """
 
 import jax
@@ -14,7 +14,10 @@ _CARD, _GAP = 44, 10
 
 
 def board(state: HanabiState, player: int | None = None) -> str:
-    """Tokens, fireworks, hands (oldest card first) and discards, one line each; `>` marks the player to move."""
+    """Draw tokens, fireworks, hands and discards as lines of text.
+
+    Hands show the oldest card first, and `>` marks the player to move.
+    """
     state = jax.device_get(state)
     n_ranks = state.discards.shape[1]
     fireworks = " ".join(f"{_letter(c)}{n}" for c, n in enumerate(state.fireworks))
@@ -34,7 +37,7 @@ def board(state: HanabiState, player: int | None = None) -> str:
 
 
 def svg(state: HanabiState, player: int | None = None) -> str:
-    """The table as an SVG document: fireworks on top, a row of cards per player, the discards below."""
+    """Draw fireworks, a row of cards per player and the discards as an SVG document."""
     state = jax.device_get(state)
     n_colors, n_ranks = state.discards.shape
     n_players, hand = state.hands.shape
@@ -66,7 +69,7 @@ def svg(state: HanabiState, player: int | None = None) -> str:
 
 
 def _card_shapes(x: float, y: float, fill: str, label: str, *notes: str) -> list[str]:
-    """A card with its rank, and notes under it, one per line."""
+    """Draw a card with its rank, and notes below it, one per line."""
     height = 1.4 * _CARD
     return [
         shapes.rect(x, y, _CARD, height, fill, "#555555", rx=5),
@@ -88,12 +91,12 @@ def _card(card: int, n_ranks: int) -> str:
 
 
 def _knowledge(state: HanabiState, p: int, h: int) -> str:
-    """What the hints leave possible for a card, e.g. RYGWB12345 when nothing is known."""
+    """Return the values that the hints allow, e.g. RYGWB12345 without any hint."""
     return "".join(_possible(state, p, h))
 
 
 def _possible(state: HanabiState, p: int, h: int) -> tuple[str, str]:
-    """The colours and the ranks that the hints leave possible for a card."""
+    """Return the colors and the ranks that the hints allow for a card."""
     n_colors, n_ranks = state.discards.shape
     colors = "".join(_letter(c) for c in range(n_colors) if state.colors[p, h] >> c & 1)
     return colors, "".join(str(r + 1) for r in range(n_ranks) if state.ranks[p, h] >> r & 1)

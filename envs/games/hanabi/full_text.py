@@ -8,7 +8,7 @@ from envs.games.template import Fixed, Piece, Table
 
 
 def rules(game: Hanabi) -> str:
-    """The rules of the game, and a line for every answer."""
+    """Return the rules of the game, with a line for every answer."""
     colors = COLOR_NAMES[: game.colors]
     counts = [f"{n} of rank {r + 1}" for r, n in enumerate(copies(game.ranks))]
     ranks = "" if game.ranks == 1 else f" to {game.ranks}"
@@ -29,7 +29,7 @@ def rules(game: Hanabi) -> str:
 
 
 def observation(game: Hanabi) -> tuple[Piece, ...]:
-    """What a seat sees."""
+    """Return the pieces of an observation."""
     colors, hand = COLOR_NAMES[: game.colors], range(1, game.cards_per_hand + 1)
     names = _names(game)
     known_color, known_rank = _known(game)
@@ -66,7 +66,7 @@ def observation(game: Hanabi) -> tuple[Piece, ...]:
 
 
 def events(game: Hanabi) -> tuple[Piece, ...]:
-    """One move."""
+    """Return the pieces of an event."""
     names = _names(game)
     moves = [
         f"{names[offset]} {words}" for offset in range(game.players) for words in _actions_seen(game, names, offset)
@@ -100,7 +100,7 @@ def _cards(game: Hanabi) -> list[str]:
 
 
 def _known(game: Hanabi) -> tuple[Table, Table]:
-    """What a bit mask of colours and one of ranks leave possible."""
+    """Return tables of the colors and ranks that a bit mask allows."""
     colors, ranks = COLOR_NAMES[: game.colors], tuple(map(str, range(1, game.ranks + 1)))
     return (
         Table(tuple(_options(colors, mask, "any colour") for mask in range(2**game.colors))),
@@ -109,7 +109,10 @@ def _known(game: Hanabi) -> tuple[Table, Table]:
 
 
 def _options(values: tuple[str, ...], mask: int, everything: str) -> str:
-    """The values in a bit mask in words, as few as it takes: those that are in it, or those that are not."""
+    """Write the values in a bit mask in as few words as possible.
+
+    Either the values in the mask are listed, or those that are not.
+    """
     if mask == 2 ** len(values) - 1 and len(values) > 1:
         return everything
     held = [value for bit, value in enumerate(values) if mask >> bit & 1]
@@ -126,23 +129,23 @@ def _changed(label: str, most: int) -> Table:
 
 
 def _discarded(game: Hanabi) -> list[str]:
-    """Every content of a colour's discard pile; the count of the lowest rank changes fastest."""
+    """List all contents of a color's discard pile, the lowest rank changing fastest."""
     counts = [range(n + 1) for n in reversed(copies(game.ranks))]
     piles = (tuple(reversed(pile)) for pile in itertools.product(*counts))
     return [" " + ("".join(str(r + 1) * n for r, n in enumerate(pile)) or "none") for pile in piles]
 
 
 def _actions_seen(game: Hanabi, names: list[str], offset: int) -> list[str]:
-    """Every action of the player at `offset`, as the reader (offset 0) would tell it."""
+    """List all actions of the player at `offset`, as the reader (offset 0) sees them."""
     words = [f"{verb} card {h + 1}" for verb in ("discarded", "played") for h in range(game.cards_per_hand)]
-    told = [names[(offset + o) % game.players] for o in range(1, game.players)]
-    words += [f"told {name} about {color}" for name in told for color in COLOR_NAMES[: game.colors]]
-    words += [f"told {name} about rank {r + 1}" for name in told for r in range(game.ranks)]
+    listeners = [names[(offset + o) % game.players] for o in range(1, game.players)]
+    words += [f"told {name} about {color}" for name in listeners for color in COLOR_NAMES[: game.colors]]
+    words += [f"told {name} about rank {r + 1}" for name in listeners for r in range(game.ranks)]
     return words
 
 
 def _outcomes(game: Hanabi) -> list[str]:
-    """Nothing; a card discarded; a card built; a card that did not fit; the places that a hint named."""
+    """List all outcomes: nothing, cards discarded, built or lost, places that a hint named."""
     cards = _cards(game)
     masks = range(2**game.cards_per_hand)
     places = [" and".join(f" card {h + 1}" for h in range(game.cards_per_hand) if mask >> h & 1) for mask in masks]

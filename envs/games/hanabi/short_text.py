@@ -1,9 +1,10 @@
 """The compact and the brief style of Hanabi.
 
-Compact comes in two notations. With `WORDS` every fact begins with a space and a letter, and digits follow letters:
-there all byte-pair tokenizers split, and a common word or a digit is one token. `SIGNS` is for bytes. A hand is its
-cards, the places of those that can be played now and of those that never can, and what its holder knows. That the
-places follow from fireworks and discards saves the reader the comparison. A card that is known is a colour and a rank:
+The compact style has two notations. In `WORDS` every fact begins with a space and a letter, and digits follow letters.
+All byte-pair tokenizers split there, and a common word or a digit is one token. `SIGNS` is for bytes. A hand consists
+of its cards, the places of the cards that can be played now and of those that are useless, and the knowledge of its
+holder. The places follow from fireworks and discards; listing them saves the reader the comparison. The knowledge of a
+card is a color and a rank:
 
     any        nothing is known      R, RG   red, red or green      r, ry   not red, neither red nor yellow
     any3, R3   the rank is 3         R45     4 or 5                 R-12    neither 1 nor 2
@@ -21,7 +22,9 @@ from envs.games.template import Fixed, Piece, Table
 class ShortNotation:
     """The words of the compact style.
 
-    start: before a line of the observation; gap: before every other fact
+    Attributes:
+        start: Text before a line of the observation.
+        gap: Text before every other fact.
     """
 
     start: str
@@ -105,7 +108,7 @@ SIGNS = ShortNotation(
 
 
 def rules(game: Hanabi, notation: ShortNotation) -> str:
-    """What matters of the rules, the notation by examples, and what the answers mean."""
+    """Return the main rules, the notation by examples, and the meaning of the answers."""
     n, letters = notation, _letters(game)
     card = letters[0] + "1"
     colors = ", ".join(f"{letter} {color}" for letter, color in zip(letters, COLOR_NAMES, strict=False))
@@ -131,7 +134,7 @@ def rules(game: Hanabi, notation: ShortNotation) -> str:
 
 
 def _legend(game: Hanabi, n: ShortNotation) -> Iterator[str]:
-    """What the answers mean, those of one kind together: the letters from first to last, then what each does."""
+    """Yield the meaning of the answers: a range of letters for each kind of action."""
     names = iter(game.action_names)
 
     def kind(verb: str, count: int, what: str) -> str:
@@ -148,7 +151,10 @@ def _legend(game: Hanabi, n: ShortNotation) -> Iterator[str]:
 
 
 def observation(game: Hanabi, notation: ShortNotation) -> tuple[Piece, ...]:
-    """What a seat sees: fireworks, counts, discards, the latest move of everybody, hands, the own hand."""
+    """Return the pieces of an observation.
+
+    They are fireworks, counts, discards, the latest move of every player, the other hands, and the seat's own hand.
+    """
     n, letters = notation, _letters(game)
     known = _known(game, n)
     card = Table((n.gap + n.nothing, *(n.gap + c for c in _cards(game))))
@@ -173,7 +179,7 @@ def observation(game: Hanabi, notation: ShortNotation) -> tuple[Piece, ...]:
 
 
 def events(game: Hanabi, notation: ShortNotation) -> tuple[Piece, ...]:
-    """One move."""
+    """Return the pieces of an event."""
     n = notation
     who = [(n.gap or " ") + name for name in n.players[: game.players]]
     moves = tuple(who[offset] + action for offset in range(game.players) for action in _actions(game, n, offset))
@@ -210,23 +216,23 @@ def _changed(label: str, most: int) -> Table:
 
 
 def _piles(game: Hanabi) -> list[str]:
-    """Every content of a colour's discard pile, rank by rank; the count of the lowest rank changes fastest."""
+    """List all contents of a color's discard pile, the lowest rank changing fastest."""
     piles = itertools.product(*(range(count + 1) for count in reversed(copies(game.ranks))))
     return ["".join(str(r + 1) * count for r, count in enumerate(reversed(pile))) for pile in piles]
 
 
 def _actions(game: Hanabi, n: ShortNotation, offset: int) -> list[str]:
-    """Every action of the player at `offset` from the reader."""
-    told = [n.players[(offset + o) % game.players] for o in range(1, game.players)]
+    """List all actions of the player at `offset` from the reader."""
+    listeners = [n.players[(offset + o) % game.players] for o in range(1, game.players)]
     return [
         *(f"{n.gap}{verb}{h + 1}" for verb in (n.discard, n.play) for h in range(game.cards_per_hand)),
-        *(f"{n.gap}{n.tell}{n.gap}{name}{n.gap}{letter}" for name in told for letter in _letters(game)),
-        *(f"{n.gap}{n.tell}{n.gap}{name}{n.gap}{n.anything}{r + 1}" for name in told for r in range(game.ranks)),
+        *(f"{n.gap}{n.tell}{n.gap}{name}{n.gap}{letter}" for name in listeners for letter in _letters(game)),
+        *(f"{n.gap}{n.tell}{n.gap}{name}{n.gap}{n.anything}{r + 1}" for name in listeners for r in range(game.ranks)),
     ]
 
 
 def _outcomes(game: Hanabi, n: ShortNotation) -> list[str]:
-    """Nothing; a card discarded, built, lost; the places that a hint named."""
+    """List all outcomes: nothing, cards discarded, built or lost, places that a hint named."""
     cards = [n.gap + card for card in _cards(game)]
     return [
         "",
@@ -238,14 +244,14 @@ def _outcomes(game: Hanabi, n: ShortNotation) -> list[str]:
 
 
 def _places(game: Hanabi, word: str) -> Iterator[str]:
-    """A word with the places in every bit mask behind it; nothing where there are none."""
+    """Yield a word with the places in every bit mask, empty for none."""
     for mask in range(2**game.cards_per_hand):
         places = "".join(str(h + 1) for h in range(game.cards_per_hand) if mask >> h & 1)
         yield word + places if places else ""
 
 
 def _known(game: Hanabi, n: ShortNotation) -> tuple[Table, Table]:
-    """What a bit mask of colours and one of ranks leave possible."""
+    """Return tables of the colors and ranks that a bit mask allows."""
     letters, ranks = _letters(game), tuple(map(str, range(1, game.ranks + 1)))
 
     def color(mask: int) -> str:
@@ -267,19 +273,22 @@ def _known(game: Hanabi, n: ShortNotation) -> tuple[Table, Table]:
 
 
 def _split(values: tuple[str, ...], mask: int) -> tuple[list[str], list[str]]:
-    """The values that are in a bit mask, and those that are not."""
+    """Split values into those in a bit mask and the rest."""
     held = [value for bit, value in enumerate(values) if mask >> bit & 1]
     return held, [value for value in values if value not in held]
 
 
 # --- Brief style ----------------------------------------------------------------------------------------------------
 
-_DIGITS = "0123456789abcdefghijklmnopqrstuv"  # a bit mask of up to five values is one digit of base 32
-_PROSPECTS = Table(tuple("-x!*."))  # no card; useless, playable, the last copy, any other
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"  # a bit mask of up to five values is one digit in base 32
+_PROSPECTS = Table(tuple("-x!*."))  # no card, useless, playable, the last copy, any other
 
 
 def brief_observation(game: Hanabi) -> tuple[Piece, ...]:
-    """The same tables as in the full style, each with variants of one width, so that nothing has to stand between."""
+    """Return the pieces of an observation in the brief style.
+
+    The tables are those of the full style. The variants of each have the same width, so no separators are needed.
+    """
     known = _masks(game)
     piles = itertools.product(*(range(n + 1) for n in reversed(copies(game.ranks))))
     discarded = Table(tuple("".join(map(str, reversed(pile))) for pile in piles))
@@ -296,7 +305,10 @@ def brief_observation(game: Hanabi) -> tuple[Piece, ...]:
 
 
 def brief_events(game: Hanabi) -> tuple[Piece, ...]:
-    """The mover's place after the reader, the letter of the action, its outcome, and what changed behind a letter."""
+    """Return the pieces of an event in the brief style.
+
+    They are the offset of the player, the letter of the action, its outcome, and each change after a letter.
+    """
     moves = tuple(f" {offset}{name}" for offset in range(game.players) for name in game.action_names)
     return (
         Table(moves),
@@ -314,13 +326,16 @@ def brief_events(game: Hanabi) -> tuple[Piece, ...]:
 
 
 def _brief_outcomes(game: Hanabi) -> list[str]:
-    """A card in capitals was built, in small letters discarded or lost; a hint shows the mask of places it named."""
+    """List all outcomes in the brief style.
+
+    Cards are uppercase if built and lowercase if discarded or lost. A hint shows the mask of the places it named.
+    """
     cards = _cards(game)
     lost = [c.lower() for c in cards]
     return ["--", *lost, *cards, *lost, *(f"*{_DIGITS[mask]}" for mask in range(2**game.cards_per_hand))]
 
 
 def _masks(game: Hanabi) -> tuple[Table, Table]:
-    """The colours and the ranks that hints leave possible."""
+    """Return tables of the colors and ranks that hints allow."""
     colors, ranks = (Table(tuple(_DIGITS[: 2**n])) for n in (game.colors, game.ranks))
     return colors, ranks

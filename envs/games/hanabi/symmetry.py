@@ -1,4 +1,4 @@
-"""The permutations of the colours, for augmenting self-play: no rule of Hanabi tells colours apart."""
+"""Permutations of the colors, which are interchangeable, for self-play augmentation."""
 
 import dataclasses
 import functools
@@ -14,23 +14,29 @@ from envs.games.hanabi.rules import Hanabi, HanabiState
 
 @functools.cache
 def _permutations(colors: int) -> np.ndarray:
-    """All orders of the colours: int32[C!, C]; row i says what colour each colour becomes; row 0 changes nothing."""
+    """Return all permutations of the colors: int32 [C!, C].
+
+    Row i maps each color to its image. Row 0 is the identity.
+    """
     return np.array(list(itertools.permutations(range(colors))), np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class HanabiSymmetry:
-    """C! symmetries; 0 changes nothing, and `step(apply(s, i), map_action(a, i)) == apply(step(s, a), i)` for all."""
+    """The C! symmetries of Hanabi.
+
+    Symmetry 0 is the identity, and `step(apply(s, i), map_action(a, i)) == apply(step(s, a), i)` for all.
+    """
 
     game: Hanabi
 
     @property
     def n_symmetries(self) -> int:
-        """C!."""
+        """Number of symmetries: C!."""
         return math.factorial(self.game.colors)
 
     def apply(self, state: HanabiState, i: jax.Array) -> HanabiState:
-        """The position with its colours renamed by permutation `i` (int[])."""
+        """Permute the colors of a position by permutation `i` (int [])."""
         becomes = jnp.asarray(_permutations(self.game.colors))[i]
         comes_from = jnp.argsort(becomes)
         return state._replace(
@@ -46,11 +52,11 @@ class HanabiSymmetry:
         )
 
     def map_action(self, action: jax.Array, i: jax.Array) -> jax.Array:
-        """The action that does in the renamed position what `action` (int[...]) does in the original: int32[...]."""
+        """Map actions (int [...]) to their equivalents under permutation `i`: int32 [...]."""
         becomes = jnp.asarray(_permutations(self.game.colors))[i]
         move = self.game.decode(jnp.asarray(action))
-        told = becomes[jnp.where(move.hint_color, move.value, 0)]
-        return jnp.where(move.hint_color, action - move.value + told, action).astype(jnp.int32)
+        image = becomes[jnp.where(move.hint_color, move.value, 0)]
+        return jnp.where(move.hint_color, action - move.value + image, action).astype(jnp.int32)
 
     def _mask(self, colors: jax.Array, becomes: jax.Array) -> jax.Array:
         bits = colors[..., None] >> jnp.arange(self.game.colors, dtype=jnp.uint8) & 1

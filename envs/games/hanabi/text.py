@@ -1,14 +1,14 @@
-"""Hanabi as text: what the seat knows and nothing else.
+"""The text of Hanabi, with exactly the information available to the seat.
 
-Axis letters: P players, H cards in a hand, C colours, R ranks.
+Axis letters: P players, H cards in a hand, C colors, R ranks.
 
-Seen are the partners' cards, what the hints say about everybody's cards, fireworks, discards, tokens, the size of the
-deck and the latest move of every player. Not seen are the own cards and the order of the deck: neither is read here for
-the seat that looks. Players are named by their distance from the reader, number 1 being the next to move.
+A seat sees the other players' cards, the hints about all cards, fireworks, discards, tokens, the size of the deck and
+the latest move of every player. It does not see its own cards or the order of the deck, which this module never reads
+for that seat. Players are named by their distance from the reader; number 1 moves next.
 
-An event says who did what and what came of it; then how often the card lies in the discard pile, tokens, lives, deck
-and turns left, where they changed; and the hand it changed: its cards, where a partner played or discarded, and what
-its holder knows from hints. `full_text` and `short_text` write the tables of both templates.
+An event names the player, the action and its outcome. Then follow, if they changed, the number of copies of the card in
+the discard pile, tokens, lives, deck and turns left, and the affected hand: its cards, if another player played or
+discarded, and what its holder knows from hints. `full_text` and `short_text` define the tables of both templates.
 """
 
 import dataclasses
@@ -25,7 +25,10 @@ from envs.games.text import Text
 
 
 def text(game: Hanabi, style: str) -> Text:
-    """Full: sentences and lists in words. Compact: a token per fact. Brief: fields of fixed width, letters."""
+    """Build the text in one style.
+
+    The style `full` has sentences and lists in words, `compact` one token per fact, and `brief` fields of fixed width.
+    """
     if style == "full":
         pieces, events = full_text.observation(game), full_text.events(game)
         question, ask = "What do you do? Answer with one letter only.", "What do you do?"
@@ -67,11 +70,11 @@ def _text(
     )
 
 
-# --- What is seen, as numbers ---------------------------------------------------------------------------------------
+# --- Observations ---------------------------------------------------------------------------------------------------
 
 
 def _indices(game: Hanabi, state: State, seat: jax.Array, style: str) -> jax.Array:
-    """The numbers of an observation, in the order of its tables."""
+    """Return the indices of an observation, in the order of its tables."""
     seats = (seat + jnp.arange(game.players)) % game.players
     left = game.n_cards - state.dealt
     known = _known(state, seats)
@@ -90,42 +93,56 @@ def _indices(game: Hanabi, state: State, seat: jax.Array, style: str) -> jax.Arr
 
 
 def _partners(game: Hanabi, state: State, hands: jax.Array, known: jax.Array, style: str) -> jax.Array:
-    """The partners' hands int32[P-1, H] and what they know of them int32[P-1, H, 2].
+    """Return the indices of the other players' hands.
 
-    Full: each card with what is known of it. Brief: also what fireworks and discards make of it (`cards.prospects`).
-    Compact: all cards, then as bit masks which of them are playable and which are useless, then what is known.
+    In the style `full`, each card is followed by the knowledge of its holder; in `brief`, by its `cards.prospects` and
+    that knowledge. In `compact`, all cards are followed by bit masks of the playable and of the useless ones, and then
+    by the knowledge.
+
+    Args:
+        game: The game.
+        state: Current state.
+        hands: int32 [P-1, H].
+        known: int32 [P-1, H, 2]. Knowledge of the holders.
+        style: Text style.
     """
     shown = hands[..., None] + 1
     if style == "full":
         return _hands(shown, known, by_card=True)
-    found = cards.prospects(game, state, hands)
+    prospects = cards.prospects(game, state, hands)
     if style == "brief":
-        return _hands(jnp.concatenate([shown, found[..., None]], axis=-1), known, by_card=True)
-    masks = [jnp.sum((found == which) << jnp.arange(game.cards_per_hand), axis=-1, keepdims=True) for which in (2, 1)]
+        return _hands(jnp.concatenate([shown, prospects[..., None]], axis=-1), known, by_card=True)
+    masks = [
+        jnp.sum((prospects == which) << jnp.arange(game.cards_per_hand), axis=-1, keepdims=True) for which in (2, 1)
+    ]
     return jnp.concatenate([hands + 1, *masks, known.reshape(*hands.shape[:-1], -1)], axis=-1)
 
 
 def _hands(shown: jax.Array, known: jax.Array, by_card: bool) -> jax.Array:
-    """Cards int32[..., H, 1 or 2] and what is known of them int32[..., H, 2], by card or one behind the other."""
+    """Concatenate cards int32 [..., H, 1 or 2] and knowledge int32 [..., H, 2].
+
+    They are interleaved by card, or concatenated.
+    """
     parts = (shown, known) if by_card else (part.reshape(*part.shape[:-2], -1) for part in (shown, known))
     return jnp.concatenate(list(parts), axis=-1)
 
 
 def _known(state: State, seats: jax.Array) -> jax.Array:
-    """The colours and ranks that hints leave possible, as bit masks: int32[..., H, 2]."""
+    """Return the colors and ranks that hints allow, as bit masks: int32 [..., H, 2]."""
     return jnp.stack([state.colors[seats], state.ranks[seats]], axis=-1).astype(jnp.int32)
 
 
 def _piles(game: Hanabi, state: State) -> jax.Array:
-    """The number of each colour's discard pile among all that can be; the lowest rank changes fastest: int32[C]."""
+    """Return the index of each color's discard pile, lowest rank changing fastest: int32 [C]."""
     places = np.array([1, *np.cumprod([c + 1 for c in copies(game.ranks)])[:-1]])
     return state.discards.astype(jnp.int32) @ places
 
 
 def _moves(game: Hanabi, state: State, seats: jax.Array) -> jax.Array:
-    """Each player's latest move, oldest first: the action + 1 and its outcome: int32[P, 2].
+    """Return the action + 1 and outcome of each latest move: int32 [P, 2].
 
-    Outcomes, in this order: none; a card discarded, built or lost, C·R each; the places that a hint named, a bit mask.
+    Moves are ordered from the oldest to the newest. Outcomes, in this order: none; a card discarded, built or lost, C·R
+    each; the bit mask of places that a hint named.
     """
     action, card, scored, touched = (field[seats].astype(jnp.int32) for field in state.last)
     move = game.decode(action)
@@ -135,13 +152,13 @@ def _moves(game: Hanabi, state: State, seats: jax.Array) -> jax.Array:
     return jnp.stack([action + 1, jnp.where(action < 0, 0, outcome)], axis=-1)
 
 
-# --- What happened, as numbers --------------------------------------------------------------------------------------
+# --- Events ---------------------------------------------------------------------------------------------------------
 
 
 def _event_indices(
     game: Hanabi, before: State, action: jax.Array, after: State, seat: jax.Array, by_card: bool
 ) -> jax.Array:
-    """The numbers of an event, in the order of its tables; 0 stands for what did not change."""
+    """Return the indices of an event, in the order of its tables; 0 means unchanged."""
     mover, move = before.seat, game.decode(jnp.asarray(action))
     offset = (mover - seat) % game.players
     leaves = move.discard | move.play

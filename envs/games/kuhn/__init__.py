@@ -1,4 +1,4 @@
-"""Kuhn poker: rules, text, the equilibrium bot and drawings."""
+"""Kuhn poker: rules, text, equilibrium bot and drawings."""
 
 from envs.games.entry import GameEntry
 from envs.games.exact import EquilibriumBot

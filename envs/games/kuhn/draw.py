@@ -1,4 +1,4 @@
-"""A hand of Kuhn poker as terminal text and as SVG; with `player`, the other's card is hidden."""
+"""Drawings of Kuhn poker; with `player`, the other player's card is hidden."""
 
 import jax
 
@@ -7,13 +7,13 @@ from envs.games.kuhn.rules import RANKS, ROUND, Kuhn, KuhnState
 
 
 def board(state: KuhnState, player: int | None = None) -> str:
-    """The cards, and the moves so far."""
+    """Draw the cards and the moves so far as terminal text."""
     hands, moves = _shown(state, player)
     return "\n".join([f"player {seat}  {card}" for seat, card in enumerate(hands)] + [f"moves     {moves}"])
 
 
 def svg(state: KuhnState, player: int | None = None) -> str:
-    """The cards side by side as an SVG document, the moves below."""
+    """Draw the cards side by side above the moves as an SVG document."""
     hands, moves = _shown(state, player)
     return cards.table([(f"player {seat}", card[0].upper(), False) for seat, card in enumerate(hands)], [moves])
 

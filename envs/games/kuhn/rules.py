@@ -1,7 +1,7 @@
-"""Kuhn poker: three cards, one each, one bet.
+"""Kuhn poker: three cards, one for each player, one bet.
 
-Both players put a chip into the pot. A bet adds one more; who passes after a bet gives up, otherwise the higher card
-wins the pot. The first player loses 1/18 of a chip per game where both play perfectly.
+Both players put a chip into the pot. A bet adds one more chip. A player who passes after a bet loses the pot; otherwise
+the higher card wins it. With perfect play the first player loses 1/18 of a chip per game.
 """
 
 import dataclasses
@@ -21,7 +21,10 @@ DEALS = np.array(list(itertools.permutations(range(len(RANKS)), 2)), np.int32)
 
 
 def _legal(sequence: tuple[int, ...]) -> tuple[int, ...]:
-    """Everything, until both have answered: a pass is answered by a pass, a bet by anything."""
+    """Return both actions until the round is over.
+
+    It is over after two passes, or after the reply to a bet.
+    """
     answered = sequence == (PASS, PASS) or (len(sequence) > 1 and sequence[-2] == BET)
     return () if answered else (PASS, BET)
 
@@ -31,7 +34,12 @@ _BETS = np.array([[sum(a == BET for a in s[seat::2]) for seat in (0, 1)] for s i
 
 
 class KuhnState(NamedTuple):
-    """cards: int32[2], those of the players, 2 the highest; moves: int32[], number of a sequence of `ROUND`."""
+    """State of a hand.
+
+    Attributes:
+        cards: int32 [2]. Cards of the players; 2 is the highest.
+        moves: int32 []. Index of the moves so far in `ROUND.sequences`.
+    """
 
     cards: jax.Array
     moves: jax.Array
@@ -39,7 +47,10 @@ class KuhnState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Kuhn(Game):
-    """Two players, zero-sum; the agent reward at the end is what was won or lost, 1 or 2 chips."""
+    """Kuhn poker for two players, zero-sum.
+
+    The agent reward at the end is the number of chips won or lost, 1 or 2.
+    """
 
     name: ClassVar[str] = "kuhn"
     competitive: ClassVar[bool] = True
@@ -51,28 +62,28 @@ class Kuhn(Game):
     action_names: ClassVar[tuple[str, ...]] = ("pass", "bet")
 
     def reset(self, key: jax.Array) -> KuhnState:
-        """Two of the three cards, dealt with `key`."""
+        """Deal two of the three cards."""
         return self.deal(jax.random.randint(key, (), 0, len(DEALS)))
 
     def deal(self, number: jax.Array) -> KuhnState:
-        """The first state of one of the six deals, all equally likely."""
+        """Return the first state of one of the six equally likely deals."""
         return KuhnState(jnp.asarray(DEALS)[number], jnp.int32(0))
 
     @property
     def n_deals(self) -> int:
-        """Six."""
+        """Number of deals: six."""
         return len(DEALS)
 
     def information(self, state: KuhnState, seat: jax.Array) -> jax.Array:
-        """The seat's own card and all moves: int32[]."""
+        """Encode the seat's own card and all moves: int32 []."""
         return state.cards[seat] * len(ROUND.sequences) + state.moves
 
     def player(self, state: KuhnState) -> jax.Array:
-        """The seat that moves now: int32[]."""
+        """Return the seat that moves next: int32 []."""
         return jnp.asarray(ROUND.mover)[state.moves]
 
     def legal(self, state: KuhnState) -> jax.Array:
-        """Passing and betting, always: bool[2]."""
+        """Return the legal actions; both are always legal: bool [2]."""
         return legal_or_end(jnp.asarray(ROUND.next)[state.moves] >= 0, self.done(state))
 
     def step(self, state: KuhnState, action: jax.Array) -> tuple[KuhnState, Reward]:
@@ -83,11 +94,11 @@ class Kuhn(Game):
         return new, Reward(jnp.float32(0), jnp.stack([paid, -paid]), jnp.zeros(2))
 
     def done(self, state: KuhnState) -> jax.Array:
-        """Whether the betting is over: bool[]."""
+        """Return whether the betting is over: bool []."""
         return jnp.asarray(ROUND.over)[state.moves]
 
     def _won(self, state: KuhnState) -> jax.Array:
-        """What the first player has won at the end: the other's chips, or minus its own."""
+        """Return the chips that the first player has won, negative if lost."""
         bets = jnp.asarray(_BETS)[state.moves]
         higher = jnp.where(state.cards[0] > state.cards[1], 1, -1)
         winner = jnp.where(bets[0] == bets[1], higher, jnp.sign(bets[0] - bets[1]))

@@ -1,4 +1,7 @@
-"""Kuhn poker as text: the own card and all moves so far; an answer is a move."""
+"""The text of Kuhn poker; an answer is a move.
+
+A seat sees its card and all moves so far.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +23,11 @@ COMPACT_RULES = (
 
 
 def text(game: Game, style: str) -> Text:
-    """Full: sentences. Compact: words. Brief: the first letters of the card and of both moves before, dashes before."""
+    """Build the text in one style.
+
+    The style `full` has sentences, `compact` words, and `brief` the first letters of the card and the moves, padded
+    with dashes.
+    """
     if style == "full":
         return _text(
             game, style, RULES, ("You are the first player.", "You are the second player."),
@@ -71,5 +78,5 @@ def _text(
 
 
 def _event(before: KuhnState, action: jax.Array, after: KuhnState, seat: jax.Array) -> jax.Array:
-    """Whether another than the reader moved, and the move: int32[2]."""
+    """Return whether the other player moved, and the move: int32 [2]."""
     return jnp.stack([jnp.asarray(ROUND.mover)[before.moves] != seat, action]).astype(jnp.int32)

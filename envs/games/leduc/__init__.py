@@ -1,4 +1,4 @@
-"""Leduc poker: rules, text, the equilibrium bot, symmetries and drawings."""
+"""Leduc poker: rules, text, equilibrium bot, symmetries and drawings."""
 
 from envs.games.entry import GameEntry
 from envs.games.exact import EquilibriumBot

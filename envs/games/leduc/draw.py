@@ -1,4 +1,4 @@
-"""A hand of Leduc poker as terminal text and as SVG; with `player`, the other's card is hidden."""
+"""Drawings of Leduc poker; with `player`, the other player's card is hidden."""
 
 import jax
 
@@ -7,7 +7,7 @@ from envs.games.leduc.rules import RANKS, ROUND, SUITS, Leduc, LeducState
 
 
 def board(state: LeducState, player: int | None = None) -> str:
-    """The cards and the moves of both rounds, one line each."""
+    """Draw the cards and the moves of both rounds, one line each."""
     hands, rounds = _shown(state, player)
     names = ["player 0", "player 1", "public"]
     lines = [f"{name:8}  {_name(card)}" for name, card in zip(names, hands, strict=True)]
@@ -15,7 +15,7 @@ def board(state: LeducState, player: int | None = None) -> str:
 
 
 def svg(state: LeducState, player: int | None = None) -> str:
-    """The cards side by side as an SVG document, the moves below."""
+    """Draw the cards side by side above the moves as an SVG document."""
     hands, rounds = _shown(state, player)
     names = ["player 0", "public", "player 1"]
     shown = [
@@ -26,7 +26,7 @@ def svg(state: LeducState, player: int | None = None) -> str:
 
 
 def _shown(state: LeducState, player: int | None) -> tuple[list[int | None], list[str]]:
-    """The cards of the players and the public one, None where hidden, and the moves of each round."""
+    """Return the cards (None if hidden) and the moves of each round."""
     state = jax.device_get(state)
     hidden = [player not in (None, 0), player not in (None, 1), state.round == 0]
     hands = [None if out_of_sight else int(card) for card, out_of_sight in zip(state.cards, hidden, strict=True)]

@@ -1,10 +1,11 @@
-"""Leduc poker: three ranks in two suits, a card each, one public card, two rounds of betting.
+"""Leduc poker: three ranks in two suits, one public card, two rounds of betting.
 
 Both players put a chip into the pot. A raise is 2 chips in the first round and 4 in the second, with at most two raises
-in a round, and the first player begins both. The public card is shown between the rounds. A pair with it wins the pot,
-else the higher rank; equal ranks share it. Where both play perfectly, the first player loses about 0.0856 chips a game.
+per round, and the first player starts both rounds. The public card is shown between the rounds. A pair with it wins the
+pot, otherwise the higher rank; equal ranks split it. With perfect play the first player loses about 0.0856 chips per
+game.
 
-Cards are numbered by rank and then suit, as OpenSpiel does: 0 and 1 are the jacks, 4 and 5 the kings.
+Cards are numbered by rank, then by suit, as in OpenSpiel: 0 and 1 are the jacks, 4 and 5 the kings.
 """
 
 import dataclasses
@@ -24,12 +25,12 @@ N_CARDS = len(RANKS) * len(SUITS)
 FOLD, CALL, RAISE = 0, 1, 2
 MAX_RAISES = 2
 RAISES = (2, 4)
-"""Chips of a raise in each round."""
+"""Size of a raise in each round, in chips."""
 DEALS = np.array(list(itertools.permutations(range(N_CARDS), 3)), np.int32)
 
 
 def _legal(sequence: tuple[int, ...]) -> tuple[int, ...]:
-    """Calling always; raising up to the limit; folding where there is a raise to answer."""
+    """Return the legal actions: call, raise up to the limit, fold after a raise."""
     if sequence and (sequence[-1] == FOLD or (sequence[-1] == CALL and len(sequence) > 1)):
         return ()
     raises = sequence.count(RAISE)
@@ -37,7 +38,10 @@ def _legal(sequence: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _raised(sequence: tuple[int, ...]) -> list[int]:
-    """How many raises each player has paid: a raise is one more than the other's, a call as many."""
+    """Count the raises that each player has put into the pot.
+
+    A raise is one more than the other player's, a call the same number.
+    """
     paid = [0, 0]
     for turn, action in enumerate(sequence):
         paid[turn % 2] = max(paid) + (action == RAISE) if action != FOLD else paid[turn % 2]
@@ -51,11 +55,12 @@ _FOLDED = np.array([FOLD in sequence for sequence in ROUND.sequences])
 
 
 class LeducState(NamedTuple):
-    """The cards and what was bet.
+    """State of a hand.
 
-    cards: int32[3]  those of the players, then the public one, which nobody sees before the second round
-    moves: int32[2]  of each round, the number of a sequence of `ROUND`
-    round: int32[]   0 or 1
+    Attributes:
+        cards: int32 [3]. Cards of the players, then the public card, which is hidden in the first round.
+        moves: int32 [2]. Index of the moves of each round in `ROUND.sequences`.
+        round: int32 []. Current round, 0 or 1.
     """
 
     cards: jax.Array
@@ -65,9 +70,12 @@ class LeducState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Leduc(Game):
-    """Two players, zero-sum; the agent reward at the end is what was won or lost, 1 to 13 chips.
+    """Leduc poker for two players, zero-sum.
 
-    suits  whether a seat sees suits, which never matter: 936 information sets with them, 288 without
+    The agent reward at the end is the number of chips won or lost, 1 to 13.
+
+    Attributes:
+        suits: Whether a seat sees suits, which never matter: 936 information sets with them, 288 without.
     """
 
     name: ClassVar[str] = "leduc"
@@ -82,20 +90,20 @@ class Leduc(Game):
     suits: bool = True
 
     def reset(self, key: jax.Array) -> LeducState:
-        """Three of the six cards, dealt with `key`."""
+        """Deal three of the six cards."""
         return self.deal(jax.random.randint(key, (), 0, len(DEALS)))
 
     def deal(self, number: jax.Array) -> LeducState:
-        """The first state of one of the 120 deals, all equally likely."""
+        """Return the first state of one of the 120 equally likely deals."""
         return LeducState(jnp.asarray(DEALS)[number], jnp.zeros(2, jnp.int32), jnp.int32(0))
 
     @property
     def n_deals(self) -> int:
-        """120, with the public card."""
+        """Number of deals, including the public card: 120."""
         return len(DEALS)
 
     def information(self, state: LeducState, seat: jax.Array) -> jax.Array:
-        """The seat's own card, the public one if it is shown, and all moves: int32[]."""
+        """Encode the seat's own card, the public card if shown, and all moves: int32 []."""
         cards = self.seen_cards(state, seat)
         numbers = (cards[0], cards[1], state.moves[0], state.moves[1])
         sizes = (N_CARDS, N_CARDS + 1, N_SEQUENCES, N_SEQUENCES)
@@ -105,16 +113,19 @@ class Leduc(Game):
         return code
 
     def seen_cards(self, state: LeducState, seat: jax.Array) -> jax.Array:
-        """The seat's own card, and 1 + the public one, 0 before it is shown; all spades without suits: int32[2]."""
+        """Return the seat's own card, and 1 + the public card: int32 [2].
+
+        The latter is 0 before the public card is shown. Without suits, all cards are spades.
+        """
         cards = state.cards if self.suits else state.cards - state.cards % 2
         return jnp.stack([cards[seat], jnp.where(state.round == 1, cards[2] + 1, 0)])
 
     def player(self, state: LeducState) -> jax.Array:
-        """The seat that moves now: int32[]."""
+        """Return the seat that moves next: int32 []."""
         return jnp.asarray(ROUND.mover)[state.moves[state.round]]
 
     def legal(self, state: LeducState) -> jax.Array:
-        """Calling, raising while there are raises left, folding after one: bool[3]."""
+        """Return the legal actions (see `_legal`): bool [3]."""
         return legal_or_end(jnp.asarray(ROUND.next)[state.moves[state.round]] >= 0, self.done(state))
 
     def step(self, state: LeducState, action: jax.Array) -> tuple[LeducState, Reward]:
@@ -128,15 +139,15 @@ class Leduc(Game):
         return new, Reward(jnp.float32(0), jnp.stack([paid, -paid]), jnp.zeros(2))
 
     def done(self, state: LeducState) -> jax.Array:
-        """Whether someone has folded or the second round is over: bool[]."""
+        """Return whether a player has folded or the second round is over: bool []."""
         return jnp.asarray(ROUND.over)[state.moves[state.round]]
 
     def chips(self, state: LeducState) -> jax.Array:
-        """What each player has put into the pot: int32[2]."""
+        """Return the chips that each player has put into the pot: int32 [2]."""
         return 1 + jnp.asarray(RAISES) @ jnp.asarray(_RAISED)[state.moves]
 
     def _won(self, state: LeducState) -> jax.Array:
-        """What the first player has won at the end: the other's chips, minus its own, or nothing."""
+        """Return the chips that the first player has won, negative if lost."""
         chips = self.chips(state)
         ranks = state.cards // len(SUITS)
         strength = jnp.where(ranks[:2] == ranks[2], len(RANKS), ranks[:2])

@@ -1,4 +1,4 @@
-"""Leduc poker as text: the own card, the public one once it is shown, and all moves of both rounds."""
+"""The text of Leduc poker: the seat's card, the public card and all moves."""
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,10 @@ COMPACT_RULES = (
 
 
 def text(game: Leduc, style: str) -> Text:
-    """Full: sentences. Compact: words. Brief: a letter for each card and move, dashes for what is not there yet.
+    """Build the text in one style.
 
-    In the brief style a card is the first letter of its rank, in capitals for spades.
+    The style `full` has sentences, `compact` words, and `brief` one letter for each card and move, with dashes for
+    those to come. In the brief style a card is the first letter of its rank, uppercase for spades.
     """
     listed = tuple(", ".join(game.action_names[a] for a in sequence) or "none" for sequence in ROUND.sequences)
     if style == "full":
@@ -67,7 +68,7 @@ def text(game: Leduc, style: str) -> Text:
 
 
 def _cards(game: Leduc, form: str) -> tuple[str, ...]:
-    """The names of the six cards; without suits those of one rank have the same."""
+    """Return the names of the six cards, without suits if the game hides them."""
     if game.suits:
         return tuple(form.format(rank=rank, suit=suit) for rank in RANKS for suit in SUITS)
     plain = form.replace(" of {suit}", "").replace(" {suit}", "")
@@ -94,6 +95,9 @@ def _text(
 
 
 def _event(game: Leduc, before: LeducState, action: jax.Array, after: LeducState, seat: jax.Array) -> jax.Array:
-    """Whether another than the reader moved, the move, and 1 + the public card if the move showed it: int32[3]."""
+    """Return the indices of an event: int32 [3].
+
+    They are whether the other player moved, the move, and 1 + the public card if the move revealed it.
+    """
     shown = jnp.where(after.round > before.round, game.seen_cards(after, seat)[1], 0)
     return jnp.stack([game.player(before) != seat, action, shown]).astype(jnp.int32)

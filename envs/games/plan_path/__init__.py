@@ -1,4 +1,4 @@
-"""Plan-Path: find the shortest way through a grid with walls."""
+"""Plan-Path: find the shortest path through a grid with walls."""
 
 from envs.games.entry import GameEntry
 from envs.games.plan_path import bots, draw, rules, text

@@ -1,4 +1,4 @@
-"""The shortest way, read off the distance map of the level."""
+"""A bot that follows the distance map of the level."""
 
 import dataclasses
 
@@ -12,10 +12,10 @@ from envs.games.plan_path.rules import PlanPathState
 
 @dataclasses.dataclass(frozen=True)
 class PlanPathSolver:
-    """Walks a shortest way to the goal; picks uniformly among the moves that do."""
+    """A bot that samples uniformly among the moves on a shortest path."""
 
     def act(self, state: PlanPathState, key: jax.Array) -> jax.Array:
-        """A move that comes one step closer: int32[]; 0 at the goal."""
+        """Return a move one step closer to the goal: int32 []; 0 at the goal."""
         width = state.distance.shape[1]
         row, column = state.position // width + 1, state.position % width + 1
         rim = jnp.pad(state.distance, 1, constant_values=UNREACHED)

@@ -1,4 +1,4 @@
-"""A Plan-Path position as terminal text and as SVG."""
+"""Drawings of Plan-Path positions."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ _CELL = 40
 
 
 def board(state: PlanPathState, player: int | None = None, visible: np.ndarray | None = None) -> str:
-    """The grid: # wall, . floor, G goal, A walker, * both, ? hidden (where `visible`, bool[C], is False)."""
+    """Draw the grid: # wall, . floor, G goal, A walker, * both, ? hidden."""
     del player
     state = puzzle_state(state)
     marks = hide([PlanPath.symbols[code] for code in np.asarray(cells(state))], visible)
@@ -19,7 +19,7 @@ def board(state: PlanPathState, player: int | None = None, visible: np.ndarray |
 
 
 def svg(state: PlanPathState, player: int | None = None, visible: np.ndarray | None = None) -> str:
-    """The grid as an SVG document; hidden cells are grey."""
+    """Draw the grid as an SVG document, with hidden cells in grey."""
     del player
     state = puzzle_state(state)
     height, width = state.distance.shape

@@ -1,4 +1,4 @@
-"""Levels for Plan-Path: random walls, start and goal, with the true distance to the goal from everywhere."""
+"""Plan-Path levels: random walls, start and goal, with the distances to the goal."""
 
 import functools
 import os
@@ -9,17 +9,22 @@ from envs.games import pools
 from envs.games.game import check_range
 
 WALL, UNREACHED = -1, 9999
-"""Values of the distance map that are no distances: a wall, and a free cell with no way to the goal."""
+"""Special values of the distance map: a wall, and a free cell without a path to the goal."""
 
 SCHEMA = {"distance": ("int16", "hw"), "start": ("int32", "")}
 BATCH = 256
 
 
 def distances(walls: np.ndarray, goal: np.ndarray) -> np.ndarray:
-    """Steps to the goal from every cell, for a batch: walls bool[N,h,w], goal int[N] -> int16[N,h,w]."""
+    """Return the number of steps to the goal from every cell: int16 [N, h, w].
+
+    Args:
+        walls: bool [N, h, w].
+        goal: int [N].
+    """
     n, height, width = walls.shape
     steps = np.full((n, height + 2, width + 2), UNREACHED, np.int16)
-    inner = steps[:, 1:-1, 1:-1]  # a view: the rim around it stays unreached
+    inner = steps[:, 1:-1, 1:-1]  # a view; the rim around it stays unreached
     inner[np.arange(n), goal // width, goal % width] = 0
     while True:
         around = np.minimum.reduce([steps[:, :-2, 1:-1], steps[:, 2:, 1:-1], steps[:, 1:-1, :-2], steps[:, 1:-1, 2:]])
@@ -30,7 +35,10 @@ def distances(walls: np.ndarray, goal: np.ndarray) -> np.ndarray:
 
 
 def keys(levels: pools.Arrays) -> list[bytes]:
-    """Levels are the same when the parts that can be reached are turned or mirrored images of each other."""
+    """Return a key for each level.
+
+    Levels are equivalent if their reachable parts are rotated or mirrored images.
+    """
     distance = levels["distance"]
     n, _, width = distance.shape
     board = ((distance == WALL) | (distance == UNREACHED)).astype(np.uint8)
@@ -40,7 +48,10 @@ def keys(levels: pools.Arrays) -> list[bytes]:
 
 
 def difficulty(levels: pools.Arrays) -> np.ndarray:
-    """Steps from start to goal; of equally far ones, those with more cells to walk on are harder: float[N]."""
+    """Return the steps from start to goal, plus a fraction: float [N].
+
+    Among equally distant levels, those with more free cells are harder.
+    """
     distance = levels["distance"].reshape(len(levels["start"]), -1)
     open_cells = ((distance >= 0) & (distance < UNREACHED)).mean(axis=1)
     return distance[np.arange(len(distance)), levels["start"]] + 0.5 * open_cells
@@ -49,9 +60,9 @@ def difficulty(levels: pools.Arrays) -> np.ndarray:
 def _draw(
     rng: np.random.Generator, size: int, walls: float, min_distance: int, max_distance: int, inner: int | None = None
 ):
-    """A batch of candidates; those without a start at an allowed distance are left out.
+    """Sample a batch of levels that have a start at an allowed distance.
 
-    With `inner`, the grid is that small and lies somewhere in size x size cells, which are walls elsewhere.
+    With `inner`, the grid has that side and is placed randomly in a wall of size x size cells.
     """
     inner = size if inner is None else inner
     small = inner * inner
@@ -61,7 +72,7 @@ def _draw(
     np.put_along_axis(grid, order[:, :n_walls], True, axis=1)
     goal = order[:, n_walls]
     if inner < size:
-        # The place of the small grid's first cell in the large one, and of its cells from there.
+        # Position of the small grid's first cell in the large grid, then of all its cells.
         corner = (rng.integers(0, size - inner + 1, (BATCH, 2)) * [size, 1]).sum(axis=1)
         at = corner[:, None] + (np.arange(inner)[:, None] * size + np.arange(inner)).reshape(-1)
         goal, inside = np.take_along_axis(at, goal[:, None], axis=1)[:, 0], grid
@@ -88,17 +99,29 @@ def generate(
     max_distance: int | None = None,
     difficulty_levels: int = 1,
 ) -> pools.Pool:
-    """A pool of size x size grids with round(walls * size²) walls and a shortest way of min_distance to max_distance.
+    """Generate a pool of size x size grids.
 
-    max_distance is 2 * size unless given, so that a budget of 4 * size always leaves twice the moves that are needed.
-    Easier grades are smaller grids with fewer walls and shorter ways, closed in by walls.
+    Easier difficulty levels are smaller grids with fewer walls and shorter paths, surrounded by walls.
+
+    Args:
+        size: Side of the grid.
+        walls: Share of the cells that are walls.
+        seed: Random seed.
+        n_train: Number of train levels.
+        n_test: Number of test levels.
+        min_distance: Minimum length of the shortest path.
+        max_distance: Maximum length of the shortest path; by default 2 * size, so that a budget of 4 * size is always
+            at least twice the required moves.
+        difficulty_levels: Number of difficulty levels.
     """
     check_range("plan_path", "size", size, 5, 16)
     if not 0 <= walls <= 0.6:
-        raise ValueError(f"plan_path: walls must be a share of the cells from 0 to 0.6, found {walls!r}")
+        raise ValueError(f"plan_path: walls is {walls!r}, but must be a share of the cells from 0 to 0.6")
     max_distance = 2 * size if max_distance is None else max_distance
     if not 1 <= min_distance <= max_distance:
-        raise ValueError(f"plan_path: need 1 <= min_distance <= max_distance, found {min_distance} and {max_distance}")
+        raise ValueError(
+            f"plan_path: min_distance is {min_distance}, but must be from 1 to max_distance ({max_distance})"
+        )
 
     def grade(number: int, n_test: int) -> pools.Pool:
         share = number / difficulty_levels
@@ -120,7 +143,7 @@ def generate(
 
 
 def load(path: str | os.PathLike) -> pools.Pool:
-    """A pool from a file, with every start checked to be a cell from which the goal can be reached."""
+    """Load a pool from a file and check that every start can reach the goal."""
     pool = pools.load(path, "plan_path", SCHEMA)
     for part in pools.PARTS:
         levels = getattr(pool, part)
@@ -131,5 +154,5 @@ def load(path: str | os.PathLike) -> pools.Pool:
         reach = flat[np.arange(n), np.where(inside, start, 0)]
         bad = np.flatnonzero(~inside | (reach <= 0) | (reach >= UNREACHED) | ((flat == 0).sum(axis=1) != 1))
         if len(bad):
-            raise ValueError(f"{path} ({part}): level {bad[0]} has no way from its start to one goal")
+            raise ValueError(f"{path} ({part}): level {bad[0]} has no path from its start to a single goal")
     return pool

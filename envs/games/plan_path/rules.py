@@ -1,10 +1,11 @@
-"""Plan-Path: walk from start to goal through a grid with walls, in as few moves as possible.
+"""Plan-Path: walk to the goal through a grid with walls in few moves.
 
-Axis letters: A 4 actions, C cells of the grid, row by row.
+Axis letters: A = 4 actions, C cells of the grid, row by row.
 
-A move into a wall or off the grid is allowed (unless `mask_invalid`), costs more and leaves the walker in place.
-Rewards: team, goal and the bonus for a shortest way; agent, the price of each move; process, how much closer to the
-goal the move came by the true distance, scaled so that a whole solved episode collects `shaping_reward`.
+A move into a wall or off the grid is legal (unless `mask_invalid`), costs more and leaves the walker in place.
+
+Rewards: team for reaching the goal, with a bonus for a shortest path; agent for each move; process for the progress
+towards the goal by true distance, scaled so that a solved episode collects `shaping_reward`.
 """
 
 import dataclasses
@@ -24,14 +25,16 @@ FLOOR, WALL, GOAL, WALKER, WALKER_ON_GOAL = range(5)
 
 
 class PlanPathState(NamedTuple):
-    """One walk.
+    """State of a walk.
 
-    distance: int16[h,w]      steps to the goal, 0 at the goal, -1 in a wall (`levels.WALL`); never changes
-    goal, start: int32[]      cells
-    position: int32[]         cell of the walker
-    shortest: int32[]         steps from start to goal
-    turn: int32[]             moves made
-    level: int32[]            index in the pool part, -1 for a level from elsewhere
+    Attributes:
+        distance: int16 [h, w]. Steps to the goal, 0 at the goal, -1 in a wall (`levels.WALL`); constant.
+        goal: int32 []. Cell of the goal.
+        start: int32 []. Cell of the start.
+        position: int32 []. Cell of the walker.
+        shortest: int32 []. Steps from start to goal.
+        turn: int32 []. Number of moves made.
+        level: int32 []. Index in the split, -1 for a level from elsewhere.
     """
 
     distance: jax.Array
@@ -45,11 +48,17 @@ class PlanPathState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PlanPath(Puzzle):
-    """The game; pool fields are in `Puzzle`.
+    """The game of Plan-Path; see `Puzzle` for the pool.
 
-    size: cells per side of generated levels (5 to 16, 8 unless given); with a pool, the pool's
-    walls: share of wall cells of generated levels
-    mask_invalid: make moves into walls illegal
+    Attributes:
+        size: Side of generated levels, from 5 to 16, 8 by default. With a pool, it follows from the pool.
+        walls: Share of walls in generated levels.
+        mask_invalid: Whether moves into walls are illegal.
+        step_reward: Agent reward of a move.
+        invalid_reward: Agent reward of a move into a wall.
+        shaping_reward: Total process reward along a path to the goal.
+        goal_reward: Team reward for reaching the goal.
+        shortest_reward: Additional team reward for a shortest path.
     """
 
     name: ClassVar[str] = "plan_path"
@@ -70,28 +79,28 @@ class PlanPath(Puzzle):
 
     def __post_init__(self):
         super().__post_init__()
-        found = self.shape
-        if found[0] != found[1] or self.size not in (None, found[0]):
-            raise ValueError(f"plan_path: the pool has {found[0]}x{found[1]} grids, expected size {self.size}")
-        object.__setattr__(self, "size", found[0])
+        height, width = self.shape
+        if height != width or self.size not in (None, height):
+            raise ValueError(f"plan_path: size is {self.size}, but the pool has {height}x{width} grids")
+        object.__setattr__(self, "size", height)
         distance = self.levels["distance"].reshape(self.n_levels, -1)
         longest = int(distance[range(self.n_levels), self.levels["start"]].max())
         if longest > self.max_turns:
-            raise ValueError(f"plan_path: budget {self.max_turns} is too short for a level that needs {longest} moves")
+            raise ValueError(f"plan_path: budget is {self.max_turns}, but a level needs {longest} moves")
 
     def generate_pool(self) -> Pool:
-        """A pool from size, walls, seed, n_train and n_test."""
+        """Generate a pool from size, walls, seed, n_train and n_test."""
         size = 8 if self.size is None else self.size
         return levels_.generate(
             size, self.walls, self.seed, self.n_train, self.n_test, difficulty_levels=self.difficulty_levels
         )
 
     def load_pool(self, path: str | os.PathLike) -> Pool:
-        """The pool in a file."""
+        """Load the pool from a file."""
         return levels_.load(path)
 
     def difficulty(self) -> np.ndarray:
-        """Steps from start to goal, mostly: float[N]."""
+        """Return mainly the steps from start to goal: float [N]."""
         return levels_.difficulty(self.levels.arrays)
 
     @property
@@ -101,11 +110,11 @@ class PlanPath(Puzzle):
 
     @property
     def max_turns(self) -> int:
-        """The budget, four times the side unless given."""
+        """Maximum number of moves: the budget, by default four times the side."""
         return 4 * self.shape[0] if self.budget is None else self.budget
 
     def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> PlanPathState:
-        """The first state of a level {"distance": int16[h,w], "start": int32[]}."""
+        """Return the first state of a level {"distance": int16 [h, w], "start": int32 []}."""
         distance = jnp.asarray(level["distance"], jnp.int16)
         start = jnp.asarray(level["start"], jnp.int32)
         return PlanPathState(
@@ -119,7 +128,7 @@ class PlanPath(Puzzle):
         )
 
     def _target(self, state: PlanPathState, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The cell that `action` leads to, and whether it is off the grid or a wall."""
+        """Return the cell that `action` leads to, and whether it is blocked."""
         height, width = self.shape
         forth = 2 * (action % 2) - 1
         down, right = jnp.where(action < 2, forth, 0), jnp.where(action < 2, 0, forth)
@@ -129,14 +138,14 @@ class PlanPath(Puzzle):
         return target, ~inside | (state.distance.reshape(-1)[target] == levels_.WALL)
 
     def legal(self, state: PlanPathState) -> jax.Array:
-        """All four moves, or with `mask_invalid` those that do not bump: bool[4]."""
+        """Return all four moves, or with `mask_invalid` those not blocked: bool [4]."""
         legal = jnp.ones(4, bool)
         if self.mask_invalid:
             legal = ~jax.vmap(lambda action: self._target(state, action)[1])(jnp.arange(4))
         return legal_or_end(legal, self.done(state))
 
     def step(self, state: PlanPathState, action: jax.Array) -> tuple[PlanPathState, Reward]:
-        """Walk one cell, or bump."""
+        """Walk one cell, unless the move is blocked."""
         running = ~self.done(state)
         target, blocked = self._target(state, action)
         position = jnp.where(running & ~blocked, target, state.position)
@@ -151,24 +160,24 @@ class PlanPath(Puzzle):
         return state._replace(position=position, turn=turn), reward
 
     def done(self, state: PlanPathState) -> jax.Array:
-        """At the goal or out of moves."""
+        """Return whether the walker is at the goal or out of moves."""
         return self.success(state) | (state.turn >= self.max_turns)
 
     def success(self, state: PlanPathState) -> jax.Array:
-        """At the goal."""
+        """Return whether the walker is at the goal."""
         return state.position == state.goal
 
     def cells(self, state: PlanPathState) -> jax.Array:
-        """Codes FLOOR .. WALKER_ON_GOAL: int32[C]."""
+        """Return the codes FLOOR to WALKER_ON_GOAL: int32 [C]."""
         return cells(state)
 
     def surroundings(self, state: PlanPathState, action: jax.Array, radius: int) -> jax.Array:
-        """Cells at most `radius` away from the walker: bool[C]."""
+        """Return the cells within `radius` of the walker: bool [C]."""
         return near(self.shape, state.position, radius)
 
 
 def cells(state: PlanPathState) -> jax.Array:
-    """What stands in each cell, FLOOR .. WALKER_ON_GOAL: int32[C]."""
+    """Return the code of each cell, FLOOR to WALKER_ON_GOAL: int32 [C]."""
     distance = state.distance.reshape(-1)
     here, goal = jnp.arange(distance.shape[0]) == state.position, distance == 0
     codes = jnp.where(distance == levels_.WALL, WALL, jnp.where(goal, GOAL, FLOOR))

@@ -1,4 +1,4 @@
-"""Plan-Path as text: the grid, where the walker and the goal are, and moves in words."""
+"""The text of Plan-Path: the grid, the walker, the goal, and moves in words."""
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,20 @@ COMPACT_RULES = (
 
 
 def text(game: PlanPath | TwoRole, style: str) -> Text:
-    """Full: the grid in lines, places by row and column. Brief: one character per cell, moves by their first letter."""
+    """Build the text in one style.
+
+    The styles `full` and `compact` show the grid in lines and places by row and column. The style `brief` has one
+    character per cell, and moves are their first letters.
+    """
     notations = {"full": (FULL,), "compact": COMPACT, "brief": (BRIEF,)}[style]
     return in_notations(lambda notation: puzzle_text(game, style, _words(game, style, notation), notation), notations)
 
 
 def _words(game: PlanPath | TwoRole, style: str, notation: PuzzleNotation) -> PuzzleWords:
-    """Where there is room for words, the board is followed by the places of A and the goal."""
+    """Return the words of one notation.
+
+    If they are words rather than signs, the places of A and the goal follow the board.
+    """
     puzzle = game.game if isinstance(game, TwoRole) else game
     digits = len(str(max(puzzle.shape)))
     blocked, stands, facts = "#", places(puzzle.shape, f"{{:0{digits}}}{{:0{digits}}}"), ()
@@ -64,5 +71,5 @@ def _words(game: PlanPath | TwoRole, style: str, notation: PuzzleNotation) -> Pu
 def _outcome_indices(
     before: PlanPathState, action: jax.Array, after: PlanPathState, seen: jax.Array | None
 ) -> jax.Array:
-    """Whether the move was blocked, and where A is now: int32[2]."""
+    """Return whether the move was blocked, and the place of A: int32 [2]."""
     return jnp.stack([before.position == after.position, after.position + 1])

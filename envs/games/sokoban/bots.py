@@ -1,4 +1,4 @@
-"""The solver in a seat: it runs on the host, and inside jit it is called back from the device."""
+"""The Sokoban solver as a bot, a host callback inside jit."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from envs.games.sokoban.solver import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, PLA
 
 
 def advance(codes: np.ndarray, action: int) -> np.ndarray:
-    """The board uint8[h,w] after a move that is known not to bump."""
+    """Return the board uint8 [h, w] after a move that is not blocked."""
     after = codes.copy()
     flat, goal = after.reshape(-1), goals_of(codes).reshape(-1)
     step = (-codes.shape[1], codes.shape[1], -1, 1)[action]
@@ -26,25 +26,28 @@ def advance(codes: np.ndarray, action: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class SokobanSolver:
-    """Plays a solution, and plans anew when someone else led it astray.
+    """A bot that plays a solution, and replans if the position leaves it.
 
-    Solutions are shortest up to two boxes, beyond that shortest in pushes. Where none is found within `max_nodes`
-    positions, it goes up, which is legal unless moves that bump are masked.
-    Inside jit the solver is a callback to the host: fine for demonstrations and evaluation, slow in big batches.
+    Solutions have the fewest moves for up to two boxes, and the fewest pushes for more. If none is found within
+    `max_nodes` positions, the bot goes up, which is legal unless blocked moves are masked. Inside jit the solver is a
+    host callback, which is fine for demonstrations and evaluation, but slow in large batches.
+
+    Attributes:
+        max_nodes: Maximum number of positions to search.
+        plans: Next move for every board of every plan. The bot follows a plan to its end: replanning at every move
+            could alternate between equally good plans forever.
     """
 
     max_nodes: int = 50_000
     plans: dict[bytes, int] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
-    """The move for every board met in a plan. Following a plan to its end, not the first move of ever new ones, is what
-    keeps the bot from walking back and forth between plans that are equally good."""
 
     def act(self, state: SokobanState, key: jax.Array) -> jax.Array:
-        """The next move of the plan: int32[]."""
+        """Return the next move of the plan: int32 []."""
         codes = cells(state).astype(jnp.uint8).reshape(state.ground.shape)
         return jax.pure_callback(self.moves, jax.ShapeDtypeStruct((), jnp.int32), codes, vmap_method="expand_dims")
 
     def moves(self, codes: np.ndarray) -> np.ndarray:
-        """The move for each of some boards uint8[..., h, w], on the host: int32[...]."""
+        """Return the moves for boards uint8 [..., h, w], on the host: int32 [...]."""
         codes = np.asarray(codes, np.uint8)
         boards = codes.reshape(-1, *codes.shape[-2:])
         return np.array([self._move(board) for board in boards], np.int32).reshape(codes.shape[:-2])

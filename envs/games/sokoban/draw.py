@@ -1,4 +1,4 @@
-"""A Sokoban position as terminal text and as SVG."""
+"""Drawings of Sokoban positions."""
 
 import numpy as np
 
@@ -11,7 +11,10 @@ _CELL = 40
 
 
 def board(state: SokobanState, player: int | None = None, visible: np.ndarray | None = None) -> str:
-    """The level in the usual characters: # wall, $ box, . goal, * box on goal, @ player, + player on goal, ? hidden."""
+    """Draw the level in the standard characters.
+
+    They are # wall, $ box, . goal, * box on goal, @ player, + player on goal, and ? hidden.
+    """
     del player
     state = puzzle_state(state)
     marks = hide([Sokoban.symbols[code] for code in np.asarray(cells(state))], visible)
@@ -20,7 +23,7 @@ def board(state: SokobanState, player: int | None = None, visible: np.ndarray | 
 
 
 def svg(state: SokobanState, player: int | None = None, visible: np.ndarray | None = None) -> str:
-    """The level as an SVG document; hidden cells (where `visible`, bool[C], is False) are grey."""
+    """Draw the level as an SVG document, with hidden cells in grey."""
     del player
     state = puzzle_state(state)
     height, width = state.ground.shape

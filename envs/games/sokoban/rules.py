@@ -1,12 +1,13 @@
-"""Sokoban: the player pushes boxes, one at a time and never pulls, until every box stands on a goal.
+"""Sokoban: push every box onto a goal.
 
-Axis letters: A 4 actions, C cells of the board, row by row, K boxes.
+Axis letters: A = 4 actions, C cells of the board, row by row, K boxes.
 
-Boxes are kept as a short list of cells, so a step touches K numbers and never rewrites the board. Moves that bump are
-allowed (unless `mask_invalid`) and change nothing but the turn.
-Rewards: team, solved; agent, the price of each move and boxes going onto goals and off them; process, a penalty when
-the level becomes unsolvable in a way that is easy to see (a box on a cell from which it can reach no goal, or four
-walls and boxes in a square), and with `shaping_reward` how much closer a move came to the shortest solution.
+The player pushes one box at a time and never pulls. Boxes are stored as a short list of cells, so that a step updates K
+numbers and never rewrites the board. Blocked moves are legal (unless `mask_invalid`) and change only the turn.
+
+Rewards: team for solving the level; agent for each move, and for boxes pushed onto goals and off them; process, a
+penalty when the level becomes unsolvable in a way that is easy to detect (a box on a cell from which it cannot reach a
+goal, or four walls and boxes in a square), and with `shaping_reward` the progress along the shortest solution.
 """
 
 import dataclasses
@@ -26,19 +27,20 @@ from envs.games.sokoban.solver import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, PLA
 
 WALL_BIT, GOAL_BIT, DEAD_BIT = 1, 2, 4
 NOWHERE = -1
-"""The cell of a box that this level does not have; it counts as done."""
+"""Cell of a box that this level does not have; it counts as on a goal."""
 
 
 class SokobanState(NamedTuple):
-    """One level being played.
+    """State of a level.
 
-    ground: uint8[h,w]   WALL_BIT, GOAL_BIT and DEAD_BIT of every cell; never changes
-    boxes: int32[K]      cells of the boxes
-    position: int32[]    cell of the player
-    missing: int32[]     boxes that are not on a goal
-    deadlocked: bool[]   a simple deadlock was seen: the level can no longer be solved
-    turn: int32[]        moves made
-    level: int32[]       index in the pool part, -1 for a level from elsewhere
+    Attributes:
+        ground: uint8 [h, w]. WALL_BIT, GOAL_BIT and DEAD_BIT of every cell; constant.
+        boxes: int32 [K]. Cells of the boxes.
+        position: int32 []. Cell of the player.
+        missing: int32 []. Number of boxes that are not on a goal.
+        deadlocked: bool []. Whether a simple deadlock was detected: the level can no longer be solved.
+        turn: int32 []. Number of moves made.
+        level: int32 []. Index in the split, -1 for a level from elsewhere.
     """
 
     ground: jax.Array
@@ -52,13 +54,22 @@ class SokobanState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sokoban(Puzzle):
-    """The game; pool fields are in `Puzzle`.
+    """The game of Sokoban; see `Puzzle` for the pool.
 
-    size, boxes, walls: of generated levels (`levels.generate`); with a pool, size is the pool's
-    mask_invalid: make moves that change nothing illegal
-    end_on_deadlock: end the episode, unsolved, when a deadlock is seen
-    shaping_reward: what the whole way of the shortest solution pays, in equal parts a move and taken back by moves
-        that lead away; moves after which there is no way count as if the budget were left. For levels of one box
+    Attributes:
+        size: Side of generated levels (`levels.generate`), 6 by default. With a pool, it follows from the pool.
+        boxes: Number of boxes of generated levels.
+        walls: Share of walls in generated levels.
+        mask_invalid: Whether moves that change nothing are illegal.
+        end_on_deadlock: Whether a detected deadlock ends the episode.
+        step_reward: Agent reward of a move.
+        invalid_reward: Agent reward of a blocked move.
+        box_reward: Agent reward for pushing a box onto a goal; pushing it off costs the same.
+        solved_reward: Team reward for solving the level.
+        deadlock_reward: Process reward for a deadlock.
+        shaping_reward: Total process reward along the shortest solution, in equal parts per move and subtracted by
+            moves that lead away. In unsolvable positions the remaining distance counts as the budget. Requires levels
+            with one box.
     """
 
     name: ClassVar[str] = "sokoban"
@@ -84,27 +95,29 @@ class Sokoban(Puzzle):
         super().__post_init__()
         height, width = self.shape
         if self.size not in (None, height) or self.size not in (None, width):
-            raise ValueError(f"sokoban: the pool has {height}x{width} levels, expected size {self.size}")
+            raise ValueError(f"sokoban: size is {self.size}, but the pool has {height}x{width} levels")
         object.__setattr__(self, "size", max(height, width))
         longest = int(self.levels["moves"].max())
         if longest > self.max_turns:
-            raise ValueError(f"sokoban: budget {self.max_turns} is too short for a level that needs {longest} moves")
+            raise ValueError(f"sokoban: budget is {self.max_turns}, but a level needs {longest} moves")
         if self.shaping_reward and self.max_boxes > 1:
-            raise ValueError(f"sokoban: shaping_reward is for levels of one box, found {self.max_boxes} boxes")
+            raise ValueError(
+                f"sokoban: shaping_reward requires levels with one box, but a level has {self.max_boxes} boxes"
+            )
 
     def generate_pool(self) -> Pool:
-        """A pool from size, boxes, walls, seed, n_train and n_test."""
+        """Generate a pool from size, boxes, walls, seed, n_train and n_test."""
         size = 6 if self.size is None else self.size
         return levels_.generate(
             size, self.boxes, self.walls, self.seed, self.n_train, self.n_test, difficulty_levels=self.difficulty_levels
         )
 
     def load_pool(self, path: str | os.PathLike) -> Pool:
-        """The pool in a file."""
+        """Load the pool from a file."""
         return levels_.load(path)
 
     def difficulty(self) -> np.ndarray:
-        """Boxes, then moves: float[N]."""
+        """Return boxes, then moves: float [N]."""
         return levels_.difficulty(self.levels.arrays)
 
     @property
@@ -114,35 +127,41 @@ class Sokoban(Puzzle):
 
     @property
     def max_turns(self) -> int:
-        """The budget, twice the inner cells unless given."""
+        """Maximum number of moves: the budget, by default twice the inner cells."""
         height, width = self.shape
         return 2 * (height - 2) * (width - 2) if self.budget is None else self.budget
 
     @functools.cached_property
     def max_boxes(self) -> int:
-        """K: boxes of the level that has most."""
+        """K: maximum number of boxes in a level."""
         return int(levels_.boxes_of(self.levels["cells"]).sum((1, 2)).max())
 
     @functools.cached_property
     def _moves_left(self) -> np.ndarray:
-        """Moves to the goal, at most the budget, by level, cell of the box and cell of the player: int16[N,C,C]."""
+        """Moves to a solution, at most the budget: int16 [N, C, C].
+
+        The axes are level, cell of the box and cell of the player.
+        """
         return np.minimum(levels_.moves_left(self.levels["cells"]), self.max_turns).astype(np.int16)
 
     @functools.cached_property
     def _shortest(self) -> np.ndarray:
-        """Moves of the shortest solution of every level: int16[N]."""
+        """Length of the shortest solution of every level: int16 [N]."""
         cells = self.levels["cells"].reshape(self.n_levels, -1)
         box, player = levels_.boxes_of(cells).argmax(1), levels_.player_of(cells).argmax(1)
         return self._moves_left[np.arange(self.n_levels), box, player]
 
     def _closer(self, before: SokobanState, after: SokobanState) -> jax.Array:
-        """The part of the shortest solution that lies between two positions; 0 in a level from elsewhere: float32[]."""
+        """Return the share of the shortest solution between two positions: float32 [].
+
+        It is 0 for a level from elsewhere.
+        """
         table, level = jnp.asarray(self._moves_left), before.level
         left, left_after = (table[level, state.boxes[0], state.position] for state in (before, after))
         return jnp.where(level < 0, 0, left - left_after) / jnp.asarray(self._shortest, jnp.float32)[level]
 
     def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> SokobanState:
-        """The first state of a level {"cells": uint8[h,w], "dead": bool[h,w]}."""
+        """Return the first state of a level {"cells": uint8 [h, w], "dead": bool [h, w]}."""
         cells = jnp.asarray(level["cells"], jnp.uint8)
         dead = jnp.asarray(level["dead"], bool)
         goal = levels_.goals_of(cells)
@@ -158,12 +177,16 @@ class Sokoban(Puzzle):
         )
 
     def _step_of(self, action: jax.Array) -> jax.Array:
-        """How far a move goes in the flat board: int32[]."""
+        """Return the offset of a move in the flat board: int32 []."""
         along = jnp.where(action < 2, self.shape[1], 1)
         return jnp.where(action % 2 == 0, -along, along)
 
     def _try(self, state: SokobanState, action: jax.Array) -> tuple[jax.Array, ...]:
-        """target and beyond (the next two cells), whether a box is pushed, and whether the move changes nothing."""
+        """Return the effect of a move.
+
+        Returns:
+            The next two cells, whether a box is pushed, and whether the move is blocked.
+        """
         step = self._step_of(action)
         ground = state.ground.reshape(-1)
         target, beyond = state.position + step, jnp.clip(state.position + 2 * step, 0, ground.shape[0] - 1)
@@ -172,10 +195,13 @@ class Sokoban(Puzzle):
         return target, beyond, pushed, jammed | ((ground[target] & WALL_BIT) > 0)
 
     def _frozen_square(self, state: SokobanState, boxes: jax.Array, box: jax.Array) -> jax.Array:
-        """Whether a 2x2 square around the cell `box` is all walls and boxes, with a box off its goal: bool[]."""
+        """Return whether the cell `box` is part of a frozen 2x2 square: bool [].
+
+        The square consists of walls and boxes, with a box that is not on a goal.
+        """
         width = self.shape[1]
         down, right = np.array([-width, width]), np.array([-1, 1])
-        # corner [2,2]; the square of corner (i, j) is box, box + down[i], box + right[j] and the corner itself
+        # corner [2, 2]: the square of corner (i, j) is box, box + down[i], box + right[j] and the corner itself.
         corner = down[:, None] + right[None, :]
         around = jnp.asarray(np.concatenate([[0], down, right, corner.reshape(-1)]), jnp.int32) + box
         cell = jnp.clip(around, 0, state.ground.size - 1)
@@ -190,15 +216,15 @@ class Sokoban(Puzzle):
         return (squares(solid, jnp.logical_and) & squares(off, jnp.logical_or)).any()
 
     def legal(self, state: SokobanState) -> jax.Array:
-        """All four moves, or with `mask_invalid` those that change something: bool[4]."""
+        """Return all four moves, or with `mask_invalid` those not blocked: bool [4]."""
         legal = jnp.ones(4, bool)
         if self.mask_invalid:
             legal = ~jax.vmap(lambda action: self._try(state, action)[3])(jnp.arange(4))
-            legal = legal | ~legal.any()  # walled in by boxes: bumping is all that is left
+            legal = legal | ~legal.any()  # enclosed by boxes: only blocked moves are left
         return legal_or_end(legal, self.done(state))
 
     def step(self, state: SokobanState, action: jax.Array) -> tuple[SokobanState, Reward]:
-        """Walk, push or bump."""
+        """Walk or push, unless the move is blocked."""
         running = ~self.done(state)
         target, beyond, pushed, blocked = self._try(state, action)
         moved = running & ~blocked
@@ -231,29 +257,29 @@ class Sokoban(Puzzle):
         return after, reward
 
     def done(self, state: SokobanState) -> jax.Array:
-        """Solved, out of moves, or deadlocked where that ends the episode."""
+        """Return whether the level is solved, out of moves, or ended by a deadlock."""
         over = self.success(state) | (state.turn >= self.max_turns)
         return over | state.deadlocked if self.end_on_deadlock else over
 
     def success(self, state: SokobanState) -> jax.Array:
-        """Every box on a goal."""
+        """Return whether every box is on a goal."""
         return state.missing == 0
 
     def lost(self, state: SokobanState) -> jax.Array:
-        """A deadlock was seen."""
+        """Return whether a deadlock was detected."""
         return state.deadlocked
 
     def cells(self, state: SokobanState) -> jax.Array:
-        """The codes of Boxoban, 0 wall to 6 player on a goal: int32[C]."""
+        """Return the Boxoban codes, 0 wall to 6 player on a goal: int32 [C]."""
         return cells(state)
 
     def surroundings(self, state: SokobanState, action: jax.Array, radius: int) -> jax.Array:
-        """Cells at most `radius` away from the player: bool[C]."""
+        """Return the cells within `radius` of the player: bool [C]."""
         return near(self.shape, state.position, radius)
 
 
 def cells(state: SokobanState) -> jax.Array:
-    """What stands in each cell, the codes of Boxoban: int32[C]."""
+    """Return the Boxoban code of each cell: int32 [C]."""
     ground = state.ground.reshape(-1)
     index = jnp.arange(ground.shape[0])
     wall, goal = (ground & WALL_BIT) > 0, (ground & GOAL_BIT) > 0

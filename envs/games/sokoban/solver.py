@@ -1,6 +1,6 @@
-"""An exact Sokoban solver for the host: A* over pushes, on boards kept as the bits of Python integers.
+"""An exact Sokoban solver for the host: A* over pushes, with boards as Python integers.
 
-Bit p of a board is cell p, row by row. Levels are closed by walls, so a shift never carries a walker around the edge.
+Bit p of a board is cell p, row by row. Levels are enclosed by walls, so a shift never wraps the player around the edge.
 """
 
 import functools
@@ -10,39 +10,39 @@ import itertools
 import numpy as np
 
 WALL, FLOOR, GOAL, BOX, BOX_ON_GOAL, PLAYER, PLAYER_ON_GOAL = range(7)
-"""Codes of a level's cells, as in the Boxoban collection."""
+"""Codes of the cells, as in the Boxoban dataset."""
 
 FAR = 1 << 20
 
 
 class SearchLimit(Exception):
-    """The search ended at its node limit, with no answer either way."""
+    """Raised if the search reaches its node limit without a result."""
 
 
 def bits(mask: int) -> list[int]:
-    """The cells of a board, in order."""
-    found = []
+    """Return the cells of a board, in order."""
+    cells = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        cells.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return cells
 
 
 def board(mask: np.ndarray) -> int:
-    """bool[h,w] as a board."""
+    """Convert a mask bool [h, w] to a board."""
     return sum(1 << int(p) for p in np.flatnonzero(mask))
 
 
 class Level:
-    """What never changes while a level is played."""
+    """The constant part of a level."""
 
     def __init__(self, cells: np.ndarray):
         self.height, self.width = cells.shape
         self.steps = (-self.width, self.width, -1, 1)
         self.floor = board(cells != WALL)
         players = board(np.isin(cells, (PLAYER, PLAYER_ON_GOAL)))
-        if players:  # what lies outside the player's walls, open to the edge or not, is never entered
+        if players:  # cells outside the player's walls are never entered
             self.floor = sum(self.walk(bits(players)[0], 0))
         self.goals = bits(board(np.isin(cells, (GOAL, BOX_ON_GOAL, PLAYER_ON_GOAL))))
         self.goal_board = sum(1 << g for g in self.goals)
@@ -51,24 +51,30 @@ class Level:
         self.bound = functools.lru_cache(maxsize=None)(self._bound)
 
     def _pushes_to(self, goal: int) -> dict[int, int]:
-        """The fewest pushes that bring a lone box from each cell to the goal; cells from which none do are absent."""
-        found, frontier = {goal: 0}, [goal]
+        """Return the fewest pushes of a single box from each cell to the goal.
+
+        Cells from which the goal is unreachable are absent.
+        """
+        pushes, frontier = {goal: 0}, [goal]
         while frontier:
             after = []
             for cell in frontier:
                 for step in self.steps:
                     before, stand = cell - step, cell - 2 * step
-                    if before not in found and self._is_floor(before) and self._is_floor(stand):
-                        found[before] = found[cell] + 1
+                    if before not in pushes and self._is_floor(before) and self._is_floor(stand):
+                        pushes[before] = pushes[cell] + 1
                         after.append(before)
             frontier = after
-        return found
+        return pushes
 
     def _is_floor(self, cell: int) -> bool:
         return cell >= 0 and bool(self.floor >> cell & 1)
 
     def _bound(self, boxes: int) -> int:
-        """A lower bound on the pushes left: the cheapest way to give every box a goal of its own."""
+        """Return a lower bound on the number of pushes left.
+
+        It is the cheapest assignment of boxes to different goals.
+        """
         cost = [[to_goal.get(box, FAR) for to_goal in self.pushes] for box in bits(boxes)]
         if len(self.goals) > 5:
             return sum(min(row) for row in cost)
@@ -76,7 +82,7 @@ class Level:
         return min(sum(row[goal] for row, goal in zip(cost, way, strict=True)) for way in ways)
 
     def walk(self, player: int, boxes: int) -> list[int]:
-        """Cells first reached after 0, 1, 2, … steps, as boards."""
+        """Return the cells first reached after 0, 1, 2, … steps, as boards."""
         free = self.floor & ~boxes
         frontier = 1 << player
         layers = []
@@ -88,7 +94,7 @@ class Level:
         return layers
 
     def path(self, player: int, boxes: int, target: int) -> list[int]:
-        """Actions of a shortest walk from `player` to `target`."""
+        """Return the actions of a shortest walk from `player` to `target`."""
         layers = self.walk(player, boxes)
         distance = next(i for i, layer in enumerate(layers) if layer >> target & 1)
         actions, cell = [], target
@@ -99,7 +105,10 @@ class Level:
         return actions[::-1]
 
     def stuck(self, boxes: int, box: int) -> bool:
-        """Whether a 2x2 block around `box` is all walls and boxes, with a box off its goal: it can never move again."""
+        """Return whether `box` is part of a frozen 2x2 block.
+
+        The block consists of walls and boxes, with a box off its goal, so it can never move again.
+        """
         solid = boxes | ~self.floor
         for down, right in itertools.product((-self.width, self.width), (-1, 1)):
             block = 1 << box | 1 << box + down | 1 << box + right | 1 << box + down + right
@@ -109,19 +118,27 @@ class Level:
 
 
 def solve(cells: np.ndarray, objective: str = "moves", max_nodes: int = 200_000) -> list[int] | None:
-    """The actions (0 up, 1 down, 2 left, 3 right) that solve a level uint8[h,w], or None if nothing does.
+    """Solve a level.
 
-    objective "moves" makes the answer shortest in moves; "pushes", shortest in pushes, searches fewer positions.
-    SearchLimit is raised after `max_nodes` positions.
+    Args:
+        cells: uint8 [h, w].
+        objective: "moves" to minimize moves, or "pushes" to minimize pushes, which searches fewer positions.
+        max_nodes: Maximum number of positions to search.
+
+    Returns:
+        Actions (0 up, 1 down, 2 left, 3 right), or None if the level has no solution.
+
+    Raises:
+        SearchLimit: After `max_nodes` positions.
     """
     if objective not in ("moves", "pushes"):
-        raise ValueError(f"sokoban solver: objective must be 'moves' or 'pushes', found {objective!r}")
+        raise ValueError(f"sokoban solver: objective is {objective!r}, but must be one of: moves, pushes")
     level = Level(cells)
     player = int(np.flatnonzero(np.isin(cells, (PLAYER, PLAYER_ON_GOAL)))[0])
     boxes = board(np.isin(cells, (BOX, BOX_ON_GOAL)))
     by_moves = objective == "moves"
 
-    # A position is (boxes, place): the player's cell, or when only pushes count, the lowest cell it can walk to.
+    # A position is (boxes, place). The place is the player's cell, or, for pushes, the lowest cell it can reach.
     def place(player: int, boxes: int) -> int:
         if by_moves:
             return player
@@ -144,7 +161,7 @@ def solve(cells: np.ndarray, objective: str = "moves", max_nodes: int = 200_000)
         if not boxes & ~level.goal_board:
             return _replay(level, came, position)
         if len(closed) > max_nodes:
-            raise SearchLimit(f"no solution among {max_nodes} positions")
+            raise SearchLimit(f"found no solution within {max_nodes} positions")
         layers = level.walk(player, boxes)
         reach = sum(layers)
         for box in bits(boxes & level.floor):
@@ -156,18 +173,18 @@ def solve(cells: np.ndarray, objective: str = "moves", max_nodes: int = 200_000)
                 if level.stuck(pushed, target):
                     continue
                 walked = next(i for i, layer in enumerate(layers) if layer >> stand & 1) if by_moves else 0
-                after, paid = (pushed, place(box, pushed)), cost + walked + 1
-                if paid < best.get(after, FAR):
+                after, total = (pushed, place(box, pushed)), cost + walked + 1
+                if total < best.get(after, FAR):
                     bound = level.bound(pushed)
                     if bound < FAR:
-                        best[after] = paid
+                        best[after] = total
                         came[after] = (position, player, boxes, stand, action)
-                        heapq.heappush(queue, (paid + bound, next(order), paid, pushed, box, after))
+                        heapq.heappush(queue, (total + bound, next(order), total, pushed, box, after))
     return None
 
 
 def _replay(level: Level, came: dict, position: tuple) -> list[int]:
-    """The actions, walks included, that led to `position`."""
+    """Return the actions, including walks, that led to `position`."""
     parts = []
     while position in came:
         position, player, boxes, stand, action = came[position]

@@ -1,4 +1,4 @@
-"""Sokoban as text: the board in signs that are one token each, and moves in words."""
+"""The text of Sokoban: one token per cell, and moves in words."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from envs.games.template import Table
 from envs.games.text import Text
 
 SYMBOLS = ("#", ".", "G", "B", "*", "A", "+")
-"""For every code of the board; the usual sign of the floor, a space, would merge with its neighbours."""
+"""Sign of every code. The standard sign of the floor, a space, would merge with its neighbors."""
 
 RULES = (
     "Push every box onto a goal. You are A, or + when you stand on a goal. B is a box, * a box on a goal, G a goal, "
@@ -26,7 +26,11 @@ COMPACT_RULES = (
 
 
 def text(game: Sokoban | TwoRole, style: str) -> Text:
-    """Full and compact: the board in lines. Brief: one character per cell, moves by their first letter."""
+    """Build the text in one style.
+
+    The styles `full` and `compact` show the board in lines. The style `brief` has one character per cell, and moves are
+    their first letters.
+    """
     notations = {"full": (FULL,), "compact": COMPACT, "brief": (BRIEF,)}[style]
     return in_notations(lambda notation: puzzle_text(game, style, _words(game, style, notation), notation), notations)
 
@@ -57,6 +61,6 @@ def _words(game: Sokoban | TwoRole, style: str, notation: PuzzleNotation) -> Puz
 
 
 def _outcome_indices(before: SokobanState, action: jax.Array, after: SokobanState, seen: jax.Array | None) -> jax.Array:
-    """Whether the move was blocked, where A is now, and where the box is that it pushed: int32[3]."""
+    """Return whether the move was blocked, the player's and the pushed box's place: int32 [3]."""
     pushed = jnp.max(jnp.where(before.boxes != after.boxes, after.boxes, -1))
     return jnp.stack([before.position == after.position, after.position + 1, pushed + 1])

@@ -1,4 +1,4 @@
-"""The solution, entered cell by cell."""
+"""A bot that enters the solution cell by cell."""
 
 import dataclasses
 
@@ -11,10 +11,10 @@ from envs.games.sudoku.rules import SudokuState
 
 @dataclasses.dataclass(frozen=True)
 class SudokuSolver:
-    """Writes a right digit into a cell that is not right yet, chosen uniformly."""
+    """A bot that writes a correct digit into a random incorrect cell."""
 
     def act(self, state: SudokuState, key: jax.Array) -> jax.Array:
-        """A right entry: int32[]; when none is missing, an entry of cell 0."""
+        """Return a correct entry: int32 []; an entry of cell 0 if none is missing."""
         size = state.grid.shape[0]
         cell = pick((state.grid != state.solution).reshape(-1), key)
         return cell * size + state.solution.reshape(-1)[cell].astype(jnp.int32) - 1

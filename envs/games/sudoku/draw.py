@@ -1,4 +1,4 @@
-"""A Sudoku position as terminal text and as SVG."""
+"""Drawings of Sudoku positions."""
 
 import numpy as np
 
@@ -11,7 +11,10 @@ _CELL = 40
 
 
 def board(state: SudokuState, player: int | None = None, visible: np.ndarray | None = None) -> str:
-    """The grid with numbered rows and columns and lines between boxes; a dot is an empty cell, ? a hidden one."""
+    """Draw the grid with numbered rows and columns and lines between boxes.
+
+    A dot is an empty cell, ? a hidden one.
+    """
     del player
     state = puzzle_state(state)
     size = state.grid.shape[0]
@@ -31,7 +34,7 @@ def board(state: SudokuState, player: int | None = None, visible: np.ndarray | N
 
 
 def svg(state: SudokuState, player: int | None = None, visible: np.ndarray | None = None) -> str:
-    """The grid as an SVG document: givens black on grey, own entries blue, hidden cells dark."""
+    """Draw the grid as SVG: givens black on grey, entries blue, hidden cells dark."""
     del player
     state = puzzle_state(state)
     size = state.grid.shape[0]

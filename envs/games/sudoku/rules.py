@@ -1,13 +1,14 @@
-"""Sudoku: one entry per turn, until no cell is empty.
+"""Sudoku: one entry per turn until the grid is solved.
 
 Axis letters: n digits (4 or 9), C = n * n cells, row by row, A = C * n actions.
 
-Action cell * n + (digit - 1) writes a digit into a cell that is not given; a given never changes. Writing over an own
-entry replaces it. A digit that repeats a given one of its row, column or box is refused and costs
-`contradiction_reward`; one that repeats own entries erases those. So the grid never contradicts itself, a full grid is
-the solution, and from everywhere the right entries still lead there: nothing can go wrong for good.
-Rewards: team, solved; agent, refused entries; process, the share of empty cells that became right (or, by overwriting
-or erasing, wrong again), which adds up to `cell_reward` over a solved puzzle.
+Action cell * n + (digit - 1) writes a digit into a cell that is not given, possibly over an earlier entry. A digit that
+conflicts with a given in its row, column or box is rejected and costs `contradiction_reward`. A digit that conflicts
+with earlier entries erases them. The grid therefore never contradicts itself, a full grid is the solution, and every
+position can still be solved.
+
+Rewards: team for solving the puzzle; agent for rejected entries; process for the share of empty cells that became
+correct (or, by overwriting or erasing, incorrect again), which adds up to `cell_reward` over a solved puzzle.
 """
 
 import dataclasses
@@ -27,14 +28,15 @@ from envs.games.sudoku.solver import box_side
 
 
 class SudokuState(NamedTuple):
-    """One puzzle being filled.
+    """State of a puzzle.
 
-    puzzle: uint8[n,n]    the givens, 0 elsewhere; never changes
-    solution: uint8[n,n]  never changes, never shown
-    grid: uint8[n,n]      what is written now, 0 where nothing is
-    missing: int32[]      cells that are not right yet
-    turn: int32[]         entries tried
-    level: int32[]        index in the pool part, -1 for a level from elsewhere
+    Attributes:
+        puzzle: uint8 [n, n]. The givens, 0 elsewhere; constant.
+        solution: uint8 [n, n]. Constant, never shown.
+        grid: uint8 [n, n]. The current digits, 0 in empty cells.
+        missing: int32 []. Number of cells that are not correct yet.
+        turn: int32 []. Number of entries tried.
+        level: int32 []. Index in the split, -1 for a level from elsewhere.
     """
 
     puzzle: jax.Array
@@ -47,12 +49,16 @@ class SudokuState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sudoku(Puzzle):
-    """The game; pool fields are in `Puzzle`.
+    """The game of Sudoku; see `Puzzle` for the pool.
 
-    size: n, 4 or 9 (4 unless given); with a pool, the pool's
-    empties: fewest and most empty cells of generated puzzles
-    n_test: left out, 512 puzzles of 4x4 or 128 of 9x9, which take a tenth of a second each
-    mask_invalid: make entries that would be refused illegal
+    Attributes:
+        n_test: Number of test puzzles of a generated pool; by default 512 of 4x4 or 128 of 9x9, which take 0.1 s each.
+        size: n, 4 (the default) or 9. With a pool, it follows from the pool.
+        empties: Minimum and maximum number of empty cells of generated puzzles.
+        mask_invalid: Whether entries that would be rejected are illegal.
+        cell_reward: Total process reward for correct cells.
+        contradiction_reward: Agent reward of a rejected entry.
+        solved_reward: Team reward for solving the puzzle.
     """
 
     name: ClassVar[str] = "sudoku"
@@ -72,25 +78,25 @@ class Sudoku(Puzzle):
         if self.empties is not None:
             object.__setattr__(self, "empties", tuple(self.empties))
         super().__post_init__()
-        found = self.shape[0]
-        if self.size not in (None, found):
-            raise ValueError(f"sudoku: the pool has {found}x{found} grids, expected size {self.size}")
-        object.__setattr__(self, "size", found)
+        side = self.shape[0]
+        if self.size not in (None, side):
+            raise ValueError(f"sudoku: size is {self.size}, but the pool has {side}x{side} grids")
+        object.__setattr__(self, "size", side)
         if self.max_turns < self._most_empty:
-            raise ValueError(f"sudoku: budget {self.max_turns} is too short for {self._most_empty} empty cells")
+            raise ValueError(f"sudoku: budget is {self.max_turns}, but a level has {self._most_empty} empty cells")
 
     def generate_pool(self) -> Pool:
-        """A pool from size, empties, seed, n_train and n_test."""
+        """Generate a pool from size, empties, seed, n_train and n_test."""
         size = 4 if self.size is None else self.size
         n_test = self.n_test if self.n_test is not None else 512 if size == 4 else 128
         return levels_.generate(size, self.empties, self.seed, self.n_train, n_test, self.difficulty_levels)
 
     def load_pool(self, path: str | os.PathLike) -> Pool:
-        """The pool in a file."""
+        """Load the pool from a file."""
         return levels_.load(path)
 
     def difficulty(self) -> np.ndarray:
-        """Empty cells: float[N]."""
+        """Return the number of empty cells: float [N]."""
         return levels_.difficulty(self.levels.arrays)
 
     @property
@@ -100,7 +106,7 @@ class Sudoku(Puzzle):
 
     @property
     def n_digits(self) -> int:
-        """n: the number of digits, and of rows and columns."""
+        """n: number of digits, rows and columns."""
         return self.shape[0]
 
     @functools.cached_property
@@ -109,22 +115,25 @@ class Sudoku(Puzzle):
 
     @property
     def max_turns(self) -> int:
-        """The budget, twice the empty cells of the emptiest level unless given."""
+        """Maximum number of entries.
+
+        It is the budget, by default twice the largest number of empty cells in a level.
+        """
         return 2 * self._most_empty if self.budget is None else self.budget
 
     @property
     def n_actions(self) -> int:
-        """A: a digit for every cell."""
+        """A: number of actions, one per cell and digit."""
         return self.n_digits**3
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """r1c1=1, r1c1=2, …"""
+        """Names of the actions: r1c1=1, r1c1=2 and so on."""
         span = range(1, self.n_digits + 1)
         return tuple(f"r{row}c{column}={digit}" for row in span for column in span for digit in span)
 
     def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> SudokuState:
-        """The first state of a level {"puzzle": uint8[n,n], "solution": uint8[n,n]}."""
+        """Return the first state of {"puzzle": uint8 [n, n], "solution": uint8 [n, n]}."""
         puzzle = jnp.asarray(level["puzzle"], jnp.uint8)
         return SudokuState(
             puzzle=puzzle,
@@ -136,7 +145,7 @@ class Sudoku(Puzzle):
         )
 
     def _peers(self, cell: jax.Array) -> jax.Array:
-        """Cells that share row, column or box with `cell`, itself included: bool[n,n]."""
+        """Return the cells in the same row, column or box as `cell`: bool [n, n]."""
         n, side = self.n_digits, box_side(self.n_digits)
         row, column, span = cell // n, cell % n, np.arange(n)
         in_row, in_column = span == row, span == column
@@ -144,7 +153,10 @@ class Sudoku(Puzzle):
         return in_row[:, None] | in_column | (in_band[:, None] & in_stack)
 
     def legal(self, state: SudokuState) -> jax.Array:
-        """Every digit in every cell that is not given, but for the digit it holds: bool[A]."""
+        """Return the legal actions: bool [A].
+
+        These are all digits in all cells that are not given, except the current digit.
+        """
         n, side = self.n_digits, box_side(self.n_digits)
         digits = jnp.arange(1, n + 1, dtype=state.grid.dtype)
         open_cells = (state.puzzle == 0)[..., None] & (state.grid[..., None] != digits)
@@ -158,7 +170,7 @@ class Sudoku(Puzzle):
         return legal_or_end(open_cells.reshape(-1), self.done(state))
 
     def step(self, state: SudokuState, action: jax.Array) -> tuple[SudokuState, Reward]:
-        """Write a digit, or have it refused."""
+        """Write a digit, unless it is rejected."""
         running = ~self.done(state)
         cell, digit = action // self.n_digits, action % self.n_digits + 1
         here = jnp.arange(self.n_digits**2).reshape(self.shape) == cell
@@ -177,22 +189,25 @@ class Sudoku(Puzzle):
         return state._replace(grid=grid, missing=missing, turn=state.turn + running), reward
 
     def done(self, state: SudokuState) -> jax.Array:
-        """Solved or out of turns."""
+        """Return whether the puzzle is solved or out of turns."""
         return self.success(state) | (state.turn >= self.max_turns)
 
     def success(self, state: SudokuState) -> jax.Array:
-        """Every cell right."""
+        """Return whether every cell is correct."""
         return state.missing == 0
 
     def cells(self, state: SudokuState) -> jax.Array:
-        """The digit in each cell, 0 where there is none: int32[C]."""
+        """Return the digit in each cell, 0 if empty: int32 [C]."""
         return cells(state)
 
     def surroundings(self, state: SudokuState, action: jax.Array, radius: int) -> jax.Array:
-        """Row, column and box of the cell `action` writes to, whatever the radius; without one, nothing: bool[C]."""
+        """Return the row, column and box of the cell of `action`: bool [C].
+
+        The radius has no effect. Without an action, no cell is visible.
+        """
         return (self._peers(action // self.n_digits) & (action >= 0)).reshape(-1)
 
 
 def cells(state: SudokuState) -> jax.Array:
-    """The digit in each cell, 0 where there is none: int32[C]."""
+    """Return the digit in each cell, 0 if empty: int32 [C]."""
     return state.grid.reshape(-1).astype(jnp.int32)

@@ -1,4 +1,7 @@
-"""An exact Sudoku solver for the host: backtracking where fewest digits fit, candidates kept as bits."""
+"""An exact Sudoku solver for the host.
+
+It backtracks on the cell with the fewest candidates, which are stored as bits.
+"""
 
 import functools
 import itertools
@@ -7,27 +10,27 @@ import numpy as np
 
 
 def box_side(size: int) -> int:
-    """Cells per side of a box: 2 for a 4x4 grid, 3 for 9x9."""
+    """Return the side of a box: 2 for a 4x4 grid, 3 for 9x9."""
     return {4: 2, 9: 3}[size]
 
 
 @functools.cache
 def units(size: int) -> np.ndarray:
-    """Row, column and box of every cell, as three numbers: int32[C,3]."""
+    """Return the row, column and box of every cell: int32 [C, 3]."""
     side = box_side(size)
     row, column = np.divmod(np.arange(size * size), size)
     return np.stack([row, column, row // side * side + column // side], axis=1).astype(np.int32)
 
 
 def solutions(grid: np.ndarray, limit: int = 2, rng: np.random.Generator | None = None) -> list[np.ndarray]:
-    """Up to `limit` ways to complete a grid [n,n] (0 is empty); with `rng`, in random order."""
+    """Return up to `limit` completions of a grid [n, n]; with `rng`, in random order."""
     size = grid.shape[0]
     cells = [int(digit) for digit in grid.reshape(-1)]
-    # units are numbered rows first, then columns, then boxes; used[u] holds the digits in unit u as bits 1 to n
+    # Units are the rows, then the columns, then the boxes. Bits 1 to n of used[u] are the digits in unit u.
     places = [(int(row), size + int(column), 2 * size + int(box)) for row, column, box in units(size)]
     used = [0] * (3 * size)
     everything = (1 << size + 1) - 2
-    found: list[np.ndarray] = []
+    grids: list[np.ndarray] = []
 
     def toggle(cell: int, bit: int) -> None:
         for unit in places[cell]:
@@ -41,7 +44,10 @@ def solutions(grid: np.ndarray, limit: int = 2, rng: np.random.Generator | None 
     empty = {cell for cell, digit in enumerate(cells) if not digit}
 
     def branch() -> tuple[int, int]:
-        """The cell to fill next and its candidates as bits, as few as can be found; no candidates: a dead end."""
+        """Return the cell to fill next and its candidates as bits.
+
+        The cell has as few candidates as possible; none means a dead end.
+        """
         chosen, options, fewest = -1, 0, size + 1
         once, twice = [0] * (3 * size), [0] * (3 * size)
         for cell in empty:
@@ -55,7 +61,7 @@ def solutions(grid: np.ndarray, limit: int = 2, rng: np.random.Generator | None 
             for unit in places[cell]:
                 twice[unit] |= once[unit] & candidates
                 once[unit] |= candidates
-        for unit in range(3 * size):  # no cell is forced; perhaps a digit is, having one place left in its unit
+        for unit in range(3 * size):  # no cell is forced, but a digit may have only one place left in a unit
             if everything & ~used[unit] & ~once[unit]:
                 return chosen, 0
             single = once[unit] & ~twice[unit]
@@ -67,10 +73,10 @@ def solutions(grid: np.ndarray, limit: int = 2, rng: np.random.Generator | None 
         return chosen, options
 
     def search() -> bool:
-        """Fill what is left; True when enough solutions were found."""
+        """Fill the remaining cells; return True if there are enough solutions."""
         if not empty:
-            found.append(np.array(cells, np.uint8).reshape(size, size))
-            return len(found) == limit
+            grids.append(np.array(cells, np.uint8).reshape(size, size))
+            return len(grids) == limit
         cell, options = branch()
         digits = [digit for digit in range(1, size + 1) if options >> digit & 1]
         if rng is not None:
@@ -87,18 +93,18 @@ def solutions(grid: np.ndarray, limit: int = 2, rng: np.random.Generator | None 
         return False
 
     search()
-    return found
+    return grids
 
 
 def solve(grid: np.ndarray) -> np.ndarray | None:
-    """The only completion of a grid [n,n], or None when there is none or more than one."""
-    found = solutions(grid, limit=2)
-    return found[0] if len(found) == 1 else None
+    """Return the unique completion of a grid [n, n], or None."""
+    grids = solutions(grid, limit=2)
+    return grids[0] if len(grids) == 1 else None
 
 
 @functools.cache
 def all_grids() -> np.ndarray:
-    """Every complete 4x4 grid: uint8[288,16]."""
+    """Return every complete 4x4 grid: uint8 [288, 16]."""
     lines = list(itertools.permutations(range(1, 5)))
     halves = [a + b for a in lines for b in lines if all(len({*a[i : i + 2], *b[i : i + 2]}) == 4 for i in (0, 2))]
 

@@ -1,6 +1,6 @@
-"""Sudoku as text: rows have letters and columns numbers, so `b3=1` writes a 1 into the third cell of the second row.
+"""The text of Sudoku; `b3=1` writes a 1 into row b, column 3.
 
-Givens and own entries look different, because a given cannot be changed.
+Givens and entries look different, because a given cannot be changed.
 """
 
 import dataclasses
@@ -18,14 +18,18 @@ from envs.games.text import Text, grid
 
 ROWS = "abcdefghi"
 ERASED = 3
-"""Own entries that one digit can erase: in its row, its column and its box."""
+"""Maximum number of entries that one digit can erase: in its row, its column and its box."""
 
 COMPACT_TIGHT = dataclasses.replace(COMPACT_WORDS, between="")
-"""Cells without a space between them, for tokenizers in which every digit is a token."""
+"""Cells without a space between them, for tokenizers with one token per digit."""
 
 
 def text(game: Sudoku | TwoRole, style: str) -> Text:
-    """Full, compact: the grid in lines, own entries after a plus. Brief: a character per cell, own entries letters."""
+    """Build the text in one style.
+
+    The styles `full` and `compact` show the grid in lines, with a plus before entries. The style `brief` has one
+    character per cell, and entries are letters.
+    """
     notations = {"full": (FULL,), "compact": (COMPACT_TIGHT, *COMPACT), "brief": (BRIEF,)}[style]
     return in_notations(lambda notation: puzzle_text(game, style, _words(game, style, notation), notation), notations)
 
@@ -78,7 +82,7 @@ def _compact_rules(n: int, signs: bool) -> str:
 
 
 def _codes(n: int):
-    """A function of the state: 0 empty, 1..n given, n+1..2n own: int32[C]."""
+    """Return a function of the state: 0 empty, 1..n given, n+1..2n entries, int32 [C]."""
 
     def codes(state: SudokuState) -> jax.Array:
         grid = state.grid.astype(jnp.int32)
@@ -90,7 +94,10 @@ def _codes(n: int):
 def _outcome_indices(
     n: int, before: SudokuState, action: jax.Array, after: SudokuState, seen: jax.Array | None
 ) -> jax.Array:
-    """Whether the entry was refused, and the cells that it erased, as far as they are seen: int32[1 + ERASED]."""
+    """Return the indices of an outcome: int32 [1 + ERASED].
+
+    They are whether the entry was rejected, and the visible cells that it erased.
+    """
     refused = after.grid.reshape(-1)[action // n] != action % n + 1
     gone = ((before.grid > 0) & (after.grid == 0)).reshape(-1)
     gone = gone if seen is None else gone & seen
@@ -99,7 +106,7 @@ def _outcome_indices(
 
 
 def _unit_cells(n: int, action: jax.Array) -> jax.Array:
-    """The cells of the row, the column and the box of the cell that `action` writes to: int32[3n]."""
+    """Return the cells in the row, column and box of the action's cell: int32 [3n]."""
     side, span = box_side(n), jnp.arange(n)
     row, column = action // n // n, action // n % n
     box = (row // side * side + span // side) * n + column // side * side + span % side

@@ -1,4 +1,4 @@
-"""Perfect play from a table of all 3^9 boards, solved once on the host and looked up inside jit."""
+"""Perfect play from a table of all 3^9 boards, computed on the host."""
 
 import dataclasses
 import functools
@@ -15,10 +15,11 @@ _POWERS = 3 ** np.arange(9)
 
 @functools.cache
 def tables() -> tuple[np.ndarray, np.ndarray]:
-    """Value and best moves of every position that play can reach, by `index`.
+    """Compute the value and the best moves of every reachable position.
 
-    value: int8[3^9]  for the player to move: 1 won, 0 drawn, -1 lost (0 for boards that cannot occur)
-    best: int16[3^9]  bit i set when cell i keeps the value; 0 when the game is over
+    Returns:
+        value: int8 [3^9]. Value for the player to move: 1 won, 0 drawn, -1 lost, and 0 for unreachable boards.
+        best: int16 [3^9]. Bit i is set if cell i preserves the value; 0 if the game is over.
     """
     value, best = np.zeros(3**9, np.int8), np.zeros(3**9, np.int16)
     solved = np.zeros(3**9, bool)
@@ -43,16 +44,16 @@ def tables() -> tuple[np.ndarray, np.ndarray]:
 
 
 def index(state: TicTacToeState) -> jax.Array:
-    """The row of a position in the tables, its cells read as a number of base 3: int32[]."""
+    """Return the row of a position in the tables: int32 []."""
     return jnp.sum(cells(state) * jnp.asarray(_POWERS, jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True)
 class MinimaxBot:
-    """Never loses; picks uniformly among the moves that keep the value of the position."""
+    """A bot that samples uniformly among optimal moves, and never loses."""
 
     def act(self, state: TicTacToeState, key: jax.Array) -> jax.Array:
-        """An optimal cell: int32[]; 0 when the game is over."""
+        """Sample an optimal cell: int32 []; 0 if the game is over."""
         best = jnp.asarray(tables()[1])[index(state)]
         choice = pick(best >> jnp.arange(9, dtype=jnp.int16) & 1 == 1, key)
         return jnp.where(state.over, 0, choice)

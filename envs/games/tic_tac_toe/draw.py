@@ -1,4 +1,7 @@
-"""A tic-tac-toe position as terminal text and as SVG; both players see everything, so `player` changes nothing."""
+"""Drawings of tic-tac-toe positions.
+
+Both players see everything, so `player` has no effect.
+"""
 
 import numpy as np
 
@@ -9,7 +12,7 @@ _CELL = 60
 
 
 def board(state: TicTacToeState, player: int | None = None) -> str:
-    """Three rows of X, O or, where a cell is empty, the number of the action that fills it."""
+    """Draw the board as three rows of X, O or the number of the action."""
     del player
     marks = [("XO"[c - 1] if c else str(i + 1)) for i, c in enumerate(np.asarray(cells(state)))]
     rows = [" " + " | ".join(marks[r : r + 3]) for r in (0, 3, 6)]
@@ -17,7 +20,7 @@ def board(state: TicTacToeState, player: int | None = None) -> str:
 
 
 def svg(state: TicTacToeState, player: int | None = None) -> str:
-    """The board as an SVG document."""
+    """Draw the board as an SVG document."""
     del player
     side = 3 * _CELL
     parts = [shapes.rect(0, 0, side, side, "#ffffff")]
@@ -34,5 +37,5 @@ def svg(state: TicTacToeState, player: int | None = None) -> str:
 
 
 def targets() -> dict[int, tuple[float, float, float, float]]:
-    """Where on the drawing a click takes which action: (x, y, width, height) of each, in its units."""
+    """Return the clickable area (x, y, width, height) of each action."""
     return {i: (i % 3 * _CELL, i // 3 * _CELL, _CELL, _CELL) for i in range(9)}

@@ -1,6 +1,6 @@
-"""Tic-tac-toe on a 3×3 board: player 0 draws crosses and begins, player 1 draws noughts.
+"""Tic-tac-toe: player 0 draws crosses and starts, player 1 draws noughts.
 
-Cells and actions are numbered row by row from the top left, 0 to 8; bit i of a board is cell i.
+Cells and actions are numbered from 0 to 8, row by row from the top left. Bit i of a board is cell i.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from envs.games.game import Game, Reward, keep_if_done, legal_or_end
 
 LINES = (0b111, 0b111000, 0b111000000, 0b001001001, 0b010010010, 0b100100100, 0b100010001, 0b001010100)
-"""The eight lines of three, as boards."""
+"""The eight lines, as boards."""
 
 FULL = 0b111111111
 
@@ -20,9 +20,10 @@ FULL = 0b111111111
 class TicTacToeState(NamedTuple):
     """A position.
 
-    crosses: int32[]  board of player 0's marks
-    noughts: int32[]  board of player 1's marks
-    over: bool[]      a line is complete or the board is full
+    Attributes:
+        crosses: int32 []. Board of player 0's marks.
+        noughts: int32 []. Board of player 1's marks.
+        over: bool []. Whether a line is complete or the board is full.
     """
 
     crosses: jax.Array
@@ -32,7 +33,10 @@ class TicTacToeState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TicTacToe(Game):
-    """Two players, zero-sum: the winner's agent reward is +1, the loser's -1, a draw pays nothing."""
+    """Tic-tac-toe for two players, zero-sum.
+
+    The agent reward is +1 for the winner, -1 for the loser and 0 for a draw.
+    """
 
     name: ClassVar[str] = "tic_tac_toe"
     reset_is_free: ClassVar[bool] = True
@@ -45,16 +49,16 @@ class TicTacToe(Game):
     action_names: ClassVar[tuple[str, ...]] = tuple("123456789")
 
     def reset(self, key: jax.Array) -> TicTacToeState:
-        """The empty board; `key` is unused, nothing is random."""
+        """Return the empty board; `key` is unused."""
         del key
         return TicTacToeState(jnp.int32(0), jnp.int32(0), jnp.bool_(False))
 
     def player(self, state: TicTacToeState) -> jax.Array:
-        """The seat that moves now: int32[]."""
+        """Return the seat that moves next: int32 []."""
         return jax.lax.population_count(state.crosses | state.noughts) & 1
 
     def legal(self, state: TicTacToeState) -> jax.Array:
-        """Empty cells: bool[9]."""
+        """Return the empty cells: bool [9]."""
         taken = (state.crosses | state.noughts) >> jnp.arange(9) & 1
         return legal_or_end(taken == 0, state.over)
 
@@ -71,26 +75,26 @@ class TicTacToe(Game):
         return keep_if_done(state.over, state, new), reward
 
     def done(self, state: TicTacToeState) -> jax.Array:
-        """Whether a line is complete or the board is full: bool[]."""
+        """Return whether a line is complete or the board is full: bool []."""
         return state.over
 
 
 def has_line(board: jax.Array) -> jax.Array:
-    """Whether `board` (int[...]) holds one of the eight lines: bool[...]."""
-    found = board & LINES[0] == LINES[0]
+    """Return whether `board` (int [...]) has one of the eight lines: bool [...]."""
+    complete = board & LINES[0] == LINES[0]
     for line in LINES[1:]:
-        found |= board & line == line
-    return found
+        complete |= board & line == line
+    return complete
 
 
 def cells(state: TicTacToeState) -> jax.Array:
-    """What each cell holds: int8[9], 0 empty, 1 a cross, 2 a nought."""
+    """Return the content of each cell, 0 empty, 1 cross, 2 nought: int8 [9]."""
     places = jnp.arange(9)
     return ((state.crosses >> places & 1) + 2 * (state.noughts >> places & 1)).astype(jnp.int8)
 
 
 def from_cells(board: jax.Array) -> TicTacToeState:
-    """The position with the given cells (int[9], 0 empty, 1 a cross, 2 a nought); the opposite of `cells`."""
+    """Return the position with the given cells (int [9]), the inverse of `cells`."""
     bits = 1 << jnp.arange(9)
     crosses, noughts = (jnp.sum(jnp.where(board == mark, bits, 0)).astype(jnp.int32) for mark in (1, 2))
     return TicTacToeState(crosses, noughts, has_line(crosses) | has_line(noughts) | (crosses | noughts == FULL))

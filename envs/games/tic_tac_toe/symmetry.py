@@ -1,4 +1,4 @@
-"""The eight turns and reflections of the board, for augmenting self-play."""
+"""The eight rotations and reflections of the board, for self-play augmentation."""
 
 import dataclasses
 
@@ -10,26 +10,29 @@ from envs.games.tic_tac_toe.rules import TicTacToe, TicTacToeState, cells, from_
 
 _GRID = np.arange(9).reshape(3, 3)
 _SOURCE = np.stack([np.rot90(grid, turns).ravel() for grid in (_GRID, _GRID.T) for turns in range(4)]).astype(np.int32)
-"""[8, 9]: cell c of the transformed board comes from cell _SOURCE[i, c]."""
+"""int32 [8, 9]: cell c of the transformed board comes from cell _SOURCE[i, c]."""
 _TARGET = np.argsort(_SOURCE, axis=1).astype(np.int32)
-"""[8, 9]: cell c of the board goes to cell _TARGET[i, c]."""
+"""int32 [8, 9]: cell c of the board moves to cell _TARGET[i, c]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TicTacToeSymmetry:
-    """0 changes nothing, and `step(apply(s, i), map_action(a, i)) == apply(step(s, a), i)` for all eight."""
+    """Symmetries of tic-tac-toe.
+
+    Symmetry 0 is the identity, and `step(apply(s, i), map_action(a, i)) == apply(step(s, a), i)` for all eight.
+    """
 
     game: TicTacToe
 
     @property
     def n_symmetries(self) -> int:
-        """Eight: four rotations, each with and without a reflection."""
+        """Number of symmetries: four rotations, each with and without a reflection."""
         return 8
 
     def apply(self, state: TicTacToeState, i: jax.Array) -> TicTacToeState:
-        """The position seen through symmetry `i` (int[], 0 to 7)."""
+        """Apply symmetry `i` (int [], 0 to 7) to a position."""
         return from_cells(cells(state)[jnp.asarray(_SOURCE)[i]])
 
     def map_action(self, action: jax.Array, i: jax.Array) -> jax.Array:
-        """The action that does in the transformed position what `action` does in the original: int32[]."""
+        """Map an action to its equivalent under symmetry `i`: int32 []."""
         return jnp.asarray(_TARGET)[i, action]

@@ -1,4 +1,4 @@
-"""Tic-tac-toe as text: an answer is the number of the cell that it marks."""
+"""The text of tic-tac-toe; an answer is the number of a cell."""
 
 import dataclasses
 
@@ -21,7 +21,11 @@ COMPACT_RULES = (
 
 
 def text(game: Game, style: str) -> Text:
-    """Full: free cells show their number, marks are the seats'. Compact and brief: x is always the reader."""
+    """Build the text in one style.
+
+    In the style `full`, free cells show their number, and X and O are the marks of the seats. In the other styles, X is
+    always the reader.
+    """
     if style == "full":
         return _full(game)
     if style == "brief":
@@ -52,7 +56,7 @@ def _full(game: Game) -> Text:
 
 
 def _own(game: Game, style: str, rules: str, board: tuple[Piece, ...], marks, question: str, ask: str) -> Text:
-    """A text in which the reader has the first of the two marks."""
+    """Build a text in which the reader has the first of the two marks."""
     return Text(
         game=game,
         style=style,
@@ -74,11 +78,11 @@ def _cell(cell: int) -> Table:
 
 
 def _own_view(state: TicTacToeState, seat: jax.Array) -> jax.Array:
-    """0 free, 1 own, 2 the other's: int32[9]."""
+    """Return 0 for free cells, 1 for own marks, 2 for others: int32 [9]."""
     board = cells(state).astype(jnp.int32)
     return jnp.where((board > 0) & (jnp.asarray(seat) == 1), 3 - board, board)
 
 
 def _event(before: TicTacToeState, action: jax.Array, after: TicTacToeState, seat: jax.Array) -> jax.Array:
-    """Whether another than the reader moved, and the cell: int32[2]."""
+    """Return whether the other player moved, and the cell: int32 [2]."""
     return jnp.stack([TicTacToe().player(before) != seat, jnp.asarray(action)]).astype(jnp.int32)
