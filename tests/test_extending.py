@@ -253,7 +253,7 @@ def test_the_drawing(added):
     state = game.reset(jax.random.key(0))
     assert view.board(game, state) == "|||||" and view.svg(game, state).count("<line") == 5
     assert view.board(game, state._replace(left=jnp.int32(0))) == "(empty)"
-    with pytest.raises(ValueError, match="nim: heap must be an integer from 1 to 99, found 0"):
+    with pytest.raises(ValueError, match="nim: heap is 0, but must be an integer from 1 to 99"):
         make("nim", heap=0)
 
 

@@ -108,7 +108,7 @@ def test_parameters_of_the_game_may_be_new(started):
         ([TIC_TAC_TOE, "--config.algo.critic=role"], "is 'role', which is now algo.baseline 'seat_ema'"),
         ([TIC_TAC_TOE, "--config.plugins=no_such_module"], "config.plugins: plugin 'no_such_module' cannot be"),
         ([TIC_TAC_TOE, "--mode=sft"], "--mode is sft, but must be one of: train, eval,"),
-        ([TIC_TAC_TOE, "--config.env.params.size=4"], "config.env.params: tic_tac_toe: unknown parameter 'size'"),
+        ([TIC_TAC_TOE, "--config.env.params.size=4"], "config.env.params: tic_tac_toe has no parameter 'size'"),
     ],
 )  # fmt: skip
 def test_refused(capsys, started, arguments, message):

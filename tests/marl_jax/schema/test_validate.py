@@ -219,7 +219,7 @@ def test_the_fields_of_an_algorithm_are_those_of_its_settings(monkeypatch):
             "config.model.weights is 'no/such/folder', but must be '', 'random', or",
         ),
         (dict(model__shape={"d_modle": 64}), "config.model.shape.d_modle is not a field of a model; did you mean d_mo"),
-        (dict(env__params={"size": 4}), "config.env.params: tic_tac_toe: unknown parameter 'size'"),
+        (dict(env__params={"size": 4}), "config.env.params: tic_tac_toe has no parameter 'size'"),
         (dict(opponents__self_play_frac=0.5), "config.opponents.pool_size is 0, but 0.50 of the games need"),
         (dict(opponents__bot_frac=0.5), "self_play_frac + bot_frac is 1.0 + 0.5, but must be at most 1"),
         (dict(eval__opponents=("minmax",)), "config.eval.opponents has 'minmax', but the bots of tic_tac_toe are: "),
