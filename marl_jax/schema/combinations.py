@@ -82,7 +82,7 @@ def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
     # An unknown family is reported below.
     projections = FAMILIES.get(family).lora_targets if family in FAMILIES else lora.targets
     for target in (target for target in lora.targets if lora.rank and target not in projections):
-        yield f"config.{field}.lora.targets has {target!r}, but {model.name} (family {family}) has none; remove it"
+        yield f"config.{field}.lora.targets has {target!r}, but {model.name} (family {family}) has no such projection"
     known = [part.name for part in dataclasses.fields(ModelConfig)]
     for part in model.shape:
         if part not in known:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 from ml_collections import ConfigDict
 
@@ -203,7 +204,7 @@ def _curriculum(c: ConfigDict) -> Iterator[str]:
     if not k.enabled:
         return
     game = games.game_class(c.env.name)
-    if not issubclass(game, Puzzle):
+    if not game.has_levels:
         known = [name for name in games.GAMES if games.game_class(name).has_levels]
         yield f"config.curriculum.enabled is True with env.name {c.env.name!r}, but must be one of: {', '.join(known)}"
         return
@@ -213,7 +214,7 @@ def _curriculum(c: ConfigDict) -> Iterator[str]:
     if k.down >= k.up:
         yield f"config.curriculum.down is {k.down:g} with up {k.up:g}, but must be less than up"
     # A curriculum counts games with a team reward, which is given for solving one.
-    field = game.success_reward
+    field = cast(type[Puzzle], game).success_reward
     if c.env.params.get(field, 1) <= 0:
         reward = c.env.params[field]
         yield f"config.env.params.{field} is {reward:g} with a curriculum, but must be > 0 to count solved games"
