@@ -92,7 +92,7 @@ class _Table:
         seen = numbers.astype(np.int32) if self.observation == "numbers" else self.text.observation.text(numbers)
         return {"observation": seen, "action_mask": mask}
 
-    def pay(self, reward: Reward) -> np.ndarray:
+    def weighted_reward(self, reward: Reward) -> np.ndarray:
         """Return each seat's weighted reward: float [P]."""
         team, agent, process = self.weights
         earned: Any = jax.device_get(reward)
@@ -169,11 +169,11 @@ class GymEnv(_GymBase):
         if self._state is None:
             raise RuntimeError(f"{self.game.name}: call reset before step")
         mover = self._mover
-        pay = self._advance(check_action(self.game, self._state, action))
-        pay += self._let_others_move()
+        earned = self._advance(check_action(self.game, self._state, action))
+        earned += self._let_others_move()
         done = bool(self.game.done(self._state))
         truncated = done and self._table.out_of_time(self._state, self._turns)
-        return self._seen()[0], float(pay[mover]), done and not truncated, truncated, self._seen()[1]
+        return self._seen()[0], float(earned[mover]), done and not truncated, truncated, self._seen()[1]
 
     def render(self) -> str:
         """Return the board as text."""
@@ -189,18 +189,18 @@ class GymEnv(_GymBase):
     def _advance(self, action: int) -> np.ndarray:
         self._state, reward = self._table.step(self._state, jnp.int32(action))
         self._turns += 1
-        return self._table.pay(reward)
+        return self._table.weighted_reward(reward)
 
     def _let_others_move(self) -> np.ndarray:
-        pay = np.zeros(self.game.n_players)
+        earned = np.zeros(self.game.n_players)
         while self.others:
             mover, done, *_ = self._table.look(self._state, self.seat)
             if done or mover == self.seat:
                 break
             assert self._act is not None
             key, self._rng = _key(None, self._rng)
-            pay += self._advance(int(self._act(self._state, key)))
-        return pay
+            earned += self._advance(int(self._act(self._state, key)))
+        return earned
 
 
 class PettingZooEnv(_AECBase):
@@ -268,8 +268,8 @@ class PettingZooEnv(_AECBase):
         self._cumulative_rewards[agent] = 0.0
         self._state, reward = self._table.step(self._state, jnp.int32(number))
         self._turns += 1
-        pay = self._table.pay(reward)
-        self.rewards = {name: float(pay[self._seat[name]]) for name in self.agents}
+        earned = self._table.weighted_reward(reward)
+        self.rewards = {name: float(earned[self._seat[name]]) for name in self.agents}
         mover, done, *_ = self._table.look(self._state, 0)
         late = done and self._table.out_of_time(self._state, self._turns)
         self.terminations = dict.fromkeys(self.agents, done and not late)

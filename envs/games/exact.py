@@ -79,7 +79,7 @@ def build(game: Game) -> GameTree:
     parts: dict[str, list] = {name: [] for name in ("code", "seat", "legal", "children", "returns", "chance", "states")}
     levels, start = [], 0
     while len(chance):
-        seat, code, legal, after, paid = _in_chunks(look, states)
+        seat, code, legal, after, reward = _in_chunks(look, states)
         count, (node, action) = len(chance), np.nonzero(legal)
         children = np.full(legal.shape, -1)
         children[node, action] = start + count + np.arange(len(node))
@@ -89,7 +89,7 @@ def build(game: Game) -> GameTree:
         levels.append(slice(start, start + count))
         start += count
         states = jax.tree.map(lambda x, at=(node, action): x[at], after)
-        returns, chance = returns[node] + paid[node, action], chance[node]
+        returns, chance = returns[node] + reward[node, action], chance[node]
     joined = {name: np.concatenate(parts[name]) for name in parts if name != "states"}
     states = jax.tree.map(lambda *xs: np.concatenate(xs), *parts["states"])
     return _with_information_sets(game, tuple(levels), joined, states)

@@ -79,10 +79,10 @@ class Puzzle(Game):
 
         A planner always gets process rewards for its proposals unless `planner_weight` is 0.
         """
-        paying = [params.get(name, getattr(cls, name)) for name in cls.process_rewards]
+        rewards = [params.get(name, getattr(cls, name)) for name in cls.process_rewards]
         if params.get("roles") == "two":
-            paying.append(params.get("planner_weight", 1))
-        return cls.reward_levels if any(paying) else tuple(level for level in cls.reward_levels if level != "process")
+            rewards.append(params.get("planner_weight", 1))
+        return cls.reward_levels if any(rewards) else tuple(level for level in cls.reward_levels if level != "process")
 
     @abc.abstractmethod
     def generate_pool(self) -> Pool:

@@ -166,9 +166,11 @@ class Text:
     def parse(self, answer: str | bytes, legal: Sequence[bool] | None = None) -> int | None:
         """Return the action that a completion names, or None.
 
+        `answers.py` defines which name counts.
+
         Args:
             answer: Text of the completion.
-            legal: Mask of legal actions; by default all are legal. `answers.py` defines which name counts.
+            legal: Mask of legal actions; by default all are legal.
         """
         return answers.parse(self.names, answer, legal, self.marked)
 

@@ -97,8 +97,8 @@ class ConnectFour(Game):
             turns=turns,
             over=won | (turns == ROWS * COLUMNS),
         )
-        pay = jnp.where(won & ~state.over, jnp.where(odd, -1.0, 1.0), 0.0)
-        reward = Reward(jnp.float32(0), jnp.stack([pay, -pay]), jnp.zeros(2))
+        gain = jnp.where(won & ~state.over, jnp.where(odd, -1.0, 1.0), 0.0)
+        reward = Reward(jnp.float32(0), jnp.stack([gain, -gain]), jnp.zeros(2))
         return keep_if_done(state.over, state, new), reward
 
     def done(self, state: ConnectFourState) -> jax.Array:

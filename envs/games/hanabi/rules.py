@@ -350,7 +350,7 @@ class Hanabi(Game):
         turns_left = state.turns_left - (live & deck_empty)
         over = (lives == 0) | (score + scored == self.max_score) | (turns_left == 0)
         lost_score = jnp.where(live & (lives == 0), score, 0)
-        pay = jnp.where(live, scored - lost_score, 0)
+        team = jnp.where(live, scored - lost_score, 0)
         moved = me & live
         new = HanabiState(
             deck=state.deck,
@@ -373,7 +373,7 @@ class Hanabi(Game):
             ),
         )
         consoled = jnp.full((self.players,), self.consolation * lost_score, jnp.float32)
-        return new, Reward(pay.astype(jnp.float32), jnp.zeros_like(consoled), consoled)
+        return new, Reward(team.astype(jnp.float32), jnp.zeros_like(consoled), consoled)
 
 
 def copies(ranks: int) -> list[int]:

@@ -90,8 +90,8 @@ class Kuhn(Game):
         """Pass or bet."""
         over = self.done(state)
         new = keep_if_done(over, state, KuhnState(state.cards, jnp.asarray(ROUND.next)[state.moves, action]))
-        paid = jnp.where(self.done(new) & ~over, self._won(new), 0.0).astype(jnp.float32)
-        return new, Reward(jnp.float32(0), jnp.stack([paid, -paid]), jnp.zeros(2))
+        gain = jnp.where(self.done(new) & ~over, self._won(new), 0.0).astype(jnp.float32)
+        return new, Reward(jnp.float32(0), jnp.stack([gain, -gain]), jnp.zeros(2))
 
     def done(self, state: KuhnState) -> jax.Array:
         """Return whether the betting is over: bool []."""

@@ -42,10 +42,10 @@ def _raised(sequence: tuple[int, ...]) -> list[int]:
 
     A raise is one more than the other player's, a call the same number.
     """
-    paid = [0, 0]
+    raises = [0, 0]
     for turn, action in enumerate(sequence):
-        paid[turn % 2] = max(paid) + (action == RAISE) if action != FOLD else paid[turn % 2]
-    return paid
+        raises[turn % 2] = max(raises) + (action == RAISE) if action != FOLD else raises[turn % 2]
+    return raises
 
 
 ROUND = enumerate_round(3, _legal)
@@ -135,8 +135,8 @@ class Leduc(Game):
         shown = jnp.asarray(ROUND.over & ~_FOLDED)[moves] & (state.round == 0)
         after = LeducState(state.cards, state.moves.at[state.round].set(moves), jnp.where(shown, 1, state.round))
         new = keep_if_done(over, state, after)
-        paid = jnp.where(self.done(new) & ~over, self._won(new), 0.0).astype(jnp.float32)
-        return new, Reward(jnp.float32(0), jnp.stack([paid, -paid]), jnp.zeros(2))
+        gain = jnp.where(self.done(new) & ~over, self._won(new), 0.0).astype(jnp.float32)
+        return new, Reward(jnp.float32(0), jnp.stack([gain, -gain]), jnp.zeros(2))
 
     def done(self, state: LeducState) -> jax.Array:
         """Return whether a player has folded or the second round is over: bool []."""

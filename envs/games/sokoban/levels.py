@@ -245,9 +245,9 @@ def load(path: str | os.PathLike) -> pools.Pool:
 
 
 def _backwards(rng: np.random.Generator, size: int, boxes: int, walls: float, pulls: int) -> np.ndarray | None:
-    """Play a random solved board backwards.
+    """Play a random solved board backwards: the player wanders and pulls boxes along.
 
-    The player wanders and pulls boxes along. Returns None if a box is still on a goal.
+    Returns None if there are too few free cells, or if a box is still on a goal.
     """
     cells = np.full((size, size), WALL, np.uint8)
     inner = np.where(rng.random((size - 2, size - 2)) < walls, WALL, FLOOR)

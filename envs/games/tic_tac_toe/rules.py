@@ -70,8 +70,8 @@ class TicTacToe(Game):
         noughts = jnp.where(second, state.noughts | mark, state.noughts)
         won = has_line(jnp.where(second, noughts, crosses))
         new = TicTacToeState(crosses, noughts, won | (crosses | noughts == FULL))
-        pay = jnp.where(won & ~state.over, jnp.where(second, -1.0, 1.0), 0.0)
-        reward = Reward(jnp.float32(0), jnp.stack([pay, -pay]), jnp.zeros(2))
+        gain = jnp.where(won & ~state.over, jnp.where(second, -1.0, 1.0), 0.0)
+        reward = Reward(jnp.float32(0), jnp.stack([gain, -gain]), jnp.zeros(2))
         return keep_if_done(state.over, state, new), reward
 
     def done(self, state: TicTacToeState) -> jax.Array:
