@@ -168,11 +168,11 @@ def test_board_and_drawing(game):
     ("params", "words"),
     [
         ({"size": 4}, "size is 4, but must be an integer from 5 to 16"),
-        ({"walls": 0.9}, "walls must be a share"),
+        ({"walls": 0.9}, "walls is 0.9, but must be a share"),
         ({"part": "valid"}, "part is 'valid', but must be one of: 'train', 'test'"),
-        ({"budget": 0}, "budget must be an integer from 1"),
+        ({"budget": 0}, "budget is 0, but must be an integer from 1"),
         ({"budget": 3}, "budget is 3, but a level needs"),
-        ({"n_test": 0, "part": "test"}, "the test part of the pool .* has no levels"),
+        ({"n_test": 0, "part": "test"}, "the test split of the pool .* has no levels"),
         ({"n_train": -1}, "n_train is -1, but must be an integer from 0 to 1,000,000"),
     ],
 )

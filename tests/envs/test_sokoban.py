@@ -247,16 +247,16 @@ GOOD = "#####\n#@$.#\n#   #\n#####"
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (GOOD.replace("@", " "), r"level.txt, line 2 \(level 0\): no player"),
+        (GOOD.replace("@", " "), r"level.txt, line 2 \(level 0\): there is no player"),
         (GOOD.replace("   ", " @ "), "there are 2 players, but a level needs exactly one"),
-        (GOOD.replace("   ", " $ "), "2 boxes and only 1 goals"),
+        (GOOD.replace("   ", " $ "), "2 boxes, but only 1 goals"),
         (GOOD.replace("$", " "), "no box"),
         (GOOD.replace("$.", " *"), "every box is already on a goal"),
         (GOOD.replace("$", "x"), "level.txt, line 3: character is 'x', but must be one of: "),
         (GOOD.replace("#   #", "#  #"), "level.txt, line 4: the row has 4 cells, but must have 5"),
         (GOOD.replace("#   #", "#    "), "the player can reach the edge"),
         (GOOD + "\n\n######\n#@$. #\n######", r"line 7: the level has size \(3, 6\), but the first one has \(4, 5\)"),
-        ("", "level.txt: no levels found"),
+        ("", "level.txt: there are no levels"),
     ],
 )
 def test_bad_level_files_are_refused(tmp_path, text, words):
@@ -291,9 +291,9 @@ def test_pool_with_wrong_dead_cells_is_refused(tmp_path, game):
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"size": 4}, "size must be an integer from 5 to 12"),
-        ({"boxes": 0}, "boxes must be an integer from 1 to 5"),
-        ({"walls": -0.1}, "walls must be a share"),
+        ({"size": 4}, "size is 4, but must be an integer from 5 to 12"),
+        ({"boxes": 0}, "boxes is 0, but must be an integer from 1 to 5"),
+        ({"walls": -0.1}, "walls is -0.1, but must be a share"),
         ({"size": 5, "walls": 0.5, "boxes": 5, "n_train": 3, "n_test": 0}, "found only 0 of 3 train"),
     ],
 )

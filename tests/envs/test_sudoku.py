@@ -208,7 +208,7 @@ def test_bad_puzzles_are_refused(game, change, words):
         ({"empties": (0, 3)}, r"empties is \(0, 3\), but must be a range within 1 to 12"),
         ({"empties": (12, 13)}, "empties is"),
         ({"empties": (1, 1), "n_train": 100_000}, "found only"),
-        ({"budget": 5}, "budget 5 is too short"),
+        ({"budget": 5}, "budget is 5, but a level has"),
     ],
 )
 def test_bad_parameters_are_refused(params, words):

@@ -189,8 +189,8 @@ def test_refuses_what_merges_between_templates():
 
 
 def test_refuses_a_merge_of_three():
-    """A tokenizer that is no byte-pair encoding can merge what no pair shows; whole renderings find it."""
-    with pytest.raises(MergeError, match="whole text"):
+    """A tokenizer that is not a byte-pair encoding can merge three pieces; complete renderings detect it."""
+    with pytest.raises(MergeError, match="full text"):
         Template((Table(("a", "x")), Table(("b", "y")), Table(("c", "z")))).compile(Words("abc"))
 
 
