@@ -37,7 +37,7 @@ def test_an_update_that_does_not_fit_is_made_in_more_parts(tmp_path, monkeypatch
     monkeypatch.setattr(microbatching, "free_bytes", lambda: 1.0)  # no multiplier fits
     with caplog.at_level("INFO"):
         cut = trained(tmp_path / "cut", config)
-    assert cut.meta["accum_multiplier"] == parts and f"in {parts} parts instead of 1" in caplog.text
+    assert cut.meta["accum_multiplier"] == parts and f"{parts} gradient accumulation steps instead of 1" in caplog.text
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5)  # noqa: E731
     jax.tree.map(close, whole.state["trained"], cut.state["trained"])
 
@@ -56,9 +56,7 @@ def test_no_more_parts_than_needed(monkeypatch):
 
         def bytes_needed(self, *_):
             tried.append(self.accum_multiplier)
-            return (
-                10.0 + 80.0 / self.accum_multiplier
-            )  # metrics that do not depend on the number of parts, and one that does
+            return 10.0 + 80.0 / self.accum_multiplier  # constant memory, and memory per part
 
         def __call__(self, states, samples):
             return self.accum_multiplier
