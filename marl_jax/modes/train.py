@@ -16,21 +16,20 @@ from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
-from marl_jax.evaluation import records
+from marl_jax.evaluation.outputs import RunOutputs
 from marl_jax.modes import evaluate, report
 from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints, Restored
-from marl_jax.running.conversation_logs import GameLogs
 from marl_jax.running.events import Events
-from marl_jax.running.metrics import MetricsWriter, replace_text, write_config
-from marl_jax.running.monitor import Alarm, Monitor
+from marl_jax.running.metrics import replace_text, write_config
+from marl_jax.running.monitor import Monitor
 from marl_jax.running.processes import workdir_lock
 from marl_jax.running.profiling import Clock, ProfilerTrace
-from marl_jax.running.recovery import report_alarms, report_update
 from marl_jax.running.signals import GracefulStop
 from marl_jax.schema import conditions, stages
 from marl_jax.serving.remote import check_reachable
 from marl_jax.setup import GameSetup, Setup, TaskSetup
+from marl_jax.setup.supervisor import Supervisor
 from marl_jax.setup.train_programs import check_frozen_weights
 from marl_jax.setup.trainer import Trainer
 
@@ -122,63 +121,19 @@ def _train(setup: GameSetup | TaskSetup, given: ConfigDict, workdir: Path, stop:
     evaluates_first = start == 0 and config.eval.every > 0
     if evaluates_first or config.eval.every and not setup.host:  # tasks use opponents in the first evaluation only
         check_reachable(config.eval.opponents, "eval.opponents")
-    evaluation, logged = evaluate.evaluation_of(setup), records.log_of(setup)
+    evaluation = evaluate.evaluation_of(setup)
     if not finished:
         trainer.compile_ahead(start, evaluation if evaluates_first else None)
-    metrics = MetricsWriter(config, workdir, start=start, main=main)
-    logs = GameLogs(config, workdir, start=start, main=main)
+    outputs = RunOutputs(setup, trainer, evaluation, workdir, start, main)
     events = Events(workdir, start=start, main=main)
     trace = ProfilerTrace(workdir / "profile" if config.log.profile and main else None, start, config.steps)
-    step, stopping, failure = start, False, None
+    supervisor = Supervisor(setup, trainer, checkpoints, monitor, events)
     with contextlib.ExitStack() as closing:
-        for resource in (trainer, evaluation, logged, checkpoints, metrics, logs, events, trace):
+        for resource in (trainer, outputs, checkpoints, events, trace):
             closing.callback(resource.close)
         if evaluates_first:
-            metrics.write_eval(0, trainer.with_params(evaluation, baselines=True))
-            evaluation.write(workdir, 0)
-        while step < config.steps and not (stopping or monitor.solved or failure):
-            with trace.step(step):
-                clock, step_key = Clock(), trainer.step_key(step)
-                samples, values = trainer.rollout(step, clock)
-                values |= trainer.update(samples, step, monitor.lr_scale, clock)
-                step += 1
-
-                if step == start + 1:
-                    warn_of_dropped(values.get("dropped_completions", 0.0))
-                alarms = monitor.observe(step, values)
-                report_update(events, step, values, setup.algo.guard_drop)
-                if values["skipped_in_a_row"] >= c.nan_limit:
-                    metrics.write(step, {**values, **clock.metrics(values)}, last=True)
-                    raise not_finite(step, values["skipped_in_a_row"], config.optim.lr)
-                report_alarms(events, step, alarms if config.alarm != "off" else ())
-                reacts = bool(alarms) and config.alarm in ("rollback", "stop")
-                if reacts:
-                    failure = react(config.alarm, alarms, trainer, checkpoints, monitor, events, step)
-                if monitor.solved:
-                    log.info("step %d: the run meets stop_when (%s)", step, config.stop_when)
-                    events.write(step, "solved", f"The run meets stop_when ({config.stop_when}).")
-                trainer.after_update(step)
-
-                metric, last = None, step == config.steps or monitor.solved
-                if config.eval.every and (step % config.eval.every == 0 or last):
-                    with clock.phase("evaluation"):
-                        rows = trainer.with_params(evaluation)
-                    metrics.write_eval(step, rows)
-                    evaluation.write(workdir, step)
-                    metric = best_metric(config, rows)
-                if logs.due(step):
-                    with clock.phase("logs"):
-                        logs.write(step, trainer.with_params(logged, step_key, step))
-                metrics.write(step, {**values, **clock.metrics(values)})
-
-                stopping = processes.anyone(stop.asked)
-                # Do not save after a skipped update, to resume from a good one.
-                wanted = checkpoints.due(step) and not values["skipped_in_a_row"]
-                improves = checkpoints.improves(metric)
-                if not config.eval.every:
-                    metric = monitor.state.mean_success
-                if wanted or improves or last or stopping or reacts:
-                    trainer.save(checkpoints, step, monitor, metric)
+            outputs.evaluate_untrained()
+        step, stopping = _loop(config, start, trainer, supervisor, outputs, checkpoints, trace, stop)
         if step > start:
             trainer.finish(checkpoints, step)
         if stopping and step < config.steps:
@@ -186,14 +141,51 @@ def _train(setup: GameSetup | TaskSetup, given: ConfigDict, workdir: Path, stop:
             log.info("stopped at step %d by %s; run the same command to continue", step, who)
     if main:
         report.main(workdir)
-    if monitor.nothing_learned and not stopping:
-        failure = failure or RunError(
-            f"every update up to step {step} was skipped: gradients were not finite, or the guard rejected them. "
-            "Lower optim.lr, or raise algo.guard_drop."
-        )
-    if failure:
-        raise failure
+    if not stopping or supervisor.failure is not None:
+        supervisor.finish(step)
     return step >= config.steps or monitor.solved
+
+
+def _loop(
+    config: ConfigDict,
+    step: int,
+    trainer: Trainer,
+    supervisor: Supervisor,
+    outputs: RunOutputs,
+    checkpoints: Checkpoints,
+    trace: ProfilerTrace,
+    stop: GracefulStop,
+) -> tuple[int, bool]:
+    """Run the training steps.
+
+    Returns:
+        The last step, and whether a signal has stopped the run.
+    """
+    monitor, stopping = supervisor.monitor, False
+    while step < config.steps and not (stopping or monitor.solved or supervisor.failure):
+        with trace.step(step):
+            clock = Clock()
+            samples, metrics = trainer.rollout(step, clock)
+            metrics |= trainer.update(samples, step, monitor.lr_scale, clock)
+            step += 1
+
+            try:
+                supervisor.observe(step, metrics)
+            except RunError:
+                outputs.write(step, metrics, clock, last=True)
+                raise
+            trainer.after_update(step)
+
+            last = step == config.steps or monitor.solved
+            metric = outputs.evaluate(step, last, clock)
+            outputs.write(step, metrics, clock)
+
+            stopping = processes.anyone(stop.asked)
+            # Do not save after a skipped update, to resume from a good one.
+            due = checkpoints.due(step) and not metrics["skipped_in_a_row"]
+            if due or checkpoints.improves(metric) or last or stopping or supervisor.reacted:
+                trainer.save(checkpoints, step, monitor, metric if config.eval.every else monitor.state.mean_success)
+    return step, stopping
 
 
 def log_start(setup: Setup, workdir: Path, restored: Restored | None, monitor: Monitor) -> None:
@@ -210,49 +202,3 @@ def log_start(setup: Setup, workdir: Path, restored: Restored | None, monitor: M
         log.info("all %d steps are done; raise --config.steps or choose another --workdir to continue", config.steps)
     elif monitor.solved:
         log.info("the run met stop_when (%s) at step %d; clear it to continue", config.stop_when, restored.step)
-
-
-def react(
-    alarm: str,
-    alarms: list[Alarm],
-    trainer: Trainer,
-    checkpoints: Checkpoints,
-    monitor: Monitor,
-    events: Events,
-    step: int,
-) -> RunError | None:
-    """Stop or roll back after an alarm.
-
-    Returns:
-        The error to raise after the run is saved and reported, if any.
-    """
-    if alarm == "stop":
-        return RunError(f"step {step}: {alarms[0].message} The run was stopped because alarm is 'stop'.")
-    try:
-        trainer.roll_back(checkpoints, monitor, events, step)
-    except RunError as error:
-        return error
-    return None
-
-
-def warn_of_dropped(share: float) -> None:
-    """Warn if more than 5 % of the completions do not fit into their rows."""
-    if share > 0.05:
-        hint = "raise env.turn_tokens or env.history_tokens, or set them to 0"
-        log.warning(
-            "%.0f %% of the completions do not fit into their rows and are not trained on; %s", 100 * share, hint
-        )
-
-
-def not_finite(step: int, skipped: int, lr: float) -> RunError:
-    """Return the error for a run with `skipped` skipped updates in a row."""
-    return RunError(
-        f"step {step}: the last {skipped:d} updates were not finite and were skipped; lower optim.lr (now {lr:g}) or "
-        "optim.max_grad_norm"
-    )
-
-
-def best_metric(config: ConfigDict, rows: list[dict]) -> float | None:
-    """Return the metric that selects the best checkpoint."""
-    opponent, _, metric = config.checkpoint.best_metric.partition("/")
-    return next((row.get(metric) for row in rows if row["opponent"] == opponent), None)
