@@ -27,7 +27,7 @@ def words(rng: random.Random) -> str:
 
 
 def add(a: int, b: int) -> str:
-    """Adds two numbers."""
+    """Adds two numbers."""  # noqa: D401 (a tool description that models read)
     return str(a + b)
 
 

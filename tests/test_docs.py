@@ -116,7 +116,10 @@ def check_launch(arguments: list[str], line: str):
     place = next((a.partition("=")[2] for a in arguments if a.startswith("--config=")), None)
     own = {"FILE", "experiments/NAME.py", "my_experiment.py"}
     if place is None or place in own or "$" in place or not (ROOT / place.partition(":")[0]).is_file():
-        known = {*run_fields.FIELDS, *(f for name in validate.ALGORITHMS.names() for f in validate.algorithm_fields(name))}
+        known = {
+            *run_fields.FIELDS,
+            *(f for name in validate.ALGORITHMS.names() for f in validate.algorithm_fields(name)),
+        }
         for field in re.findall(r"--config\.([\w.]+)", " ".join(arguments)):
             assert run_fields.field_name(field) in known or field.startswith(run_fields.OPEN_GROUPS), line
         for mode in re.findall(r"--mode=(\w+)", " ".join(arguments)):

@@ -67,7 +67,10 @@ def damaged_normalizer(at, text):
         (lambda f: changed(f / "tokenizer_config.json", added_tokens_decoder={"x": {}}), "is damaged or malformed"),
         (lambda f: changed(f / "tokenizer_config.json", chat_template=[{"name": "x"}]), "is damaged or malformed"),
         (lambda f: (f / "tokenizer_config.json").write_text("[" * 100_000), "is damaged or malformed: RecursionError"),
-        (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": 2147483648}'), "must be one or several token ids"),
+        (
+            lambda f: (f / "generation_config.json").write_text('{"eos_token_id": 2147483648}'),
+            "must be one or several token ids",
+        ),
         (lambda f: vocab_and_merges(f, {"a": 0, "b": 1 << 31}), "vocab.json has the id 2147483648, but only 2 tokens"),
         (damaged_normalizer(0, b"\xff\xff"), "is damaged or malformed: Exception: Error while attempting to build"),
         (damaged_normalizer(4, b"\xff\xff"), "is damaged or malformed: PanicException: index out of bounds"),
@@ -114,7 +117,9 @@ def test_a_template_that_fails_is_a_line_that_names_its_file(tmp_path, put):
 
 def test_a_vocabulary_too_small_for_the_tokenizer_is_a_line_for_the_user():
     small = ModelConfig(**{**vars(CONFIGS["llama"]), "vocab_size": 1})
-    with pytest.raises(user_errors(), match="but the vocab_size of the model is only 1; use the tokenizer of the model"):
+    with pytest.raises(
+        user_errors(), match="but the vocab_size of the model is only 1; use the tokenizer of the model"
+    ):
         tokenizers.check_fits(tokenizers.ByteTokenizer(), small)
 
 
@@ -151,7 +156,9 @@ def test_a_header_of_gigabytes_is_refused_before_it_is_read(tmp_path):
         stream.write((6 << 30).to_bytes(8, "little"))
         stream.truncate((6 << 30) + 8)  # sparse: nothing is on the disk
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(weights.WeightsError, match="the header has 6,442,450,944 bytes, but must have at most 100,000,000"):
+    with pytest.raises(
+        weights.WeightsError, match="the header has 6,442,450,944 bytes, but must have at most 100,000,000"
+    ):
         safetensors_folder.read_header(file)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 

@@ -310,7 +310,9 @@ def test_a_frozen_model_is_only_read(folder, team):
 def test_tokenizers_must_agree_where_one_model_reads_the_prompts_of_all(folder):
     config = tiny_team.config(folder, "ppo")
     config.algo.critic = "central"
-    with pytest.raises(ConfigError, match="config.algo.critic is 'central' with policies that have different tokenizers"):
+    with pytest.raises(
+        ConfigError, match="config.algo.critic is 'central' with policies that have different tokenizers"
+    ):
         setups.make(config)
     config.policies.executor.model = {}
     setups.make(config)

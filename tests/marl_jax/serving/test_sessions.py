@@ -276,9 +276,7 @@ def test_turns_are_numbered_in_order_of_time_over_all_conversations():
         await ask(session, [user("y")], model="two")
         await ask(session, [user("x, anew")])
         await ask(session, [*first, said(call), user("more")])
-        await asyncio.gather(
-            ask(session, [user("a")]), ask(session, [user("b")])
-        )  # concurrent: the same turn
+        await asyncio.gather(ask(session, [user("a")]), ask(session, [user("b")]))  # concurrent: the same turn
 
     session, _ = in_session(play)
     found = {merging_tokenizer().decode(chat.tokens).split("user\n")[1].split("<|im_end|>")[0]: chat
