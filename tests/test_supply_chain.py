@@ -1,4 +1,4 @@
-"""What is installed and what importing does: lock files that fit the requirements, and no network at import."""
+"""Lock files satisfy the requirements, and importing opens no connections."""
 
 import re
 import subprocess

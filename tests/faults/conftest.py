@@ -38,7 +38,7 @@ def table(rows: list[tuple[str, str, dict[str, int]]]) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter):
-    """The table, and beside it what failed or was left out, whose counts are missing."""
+    """Print the table, and the tests that failed or were skipped and therefore have no counts."""
     if not fuzz.SOAK:
         return
     reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "when")]

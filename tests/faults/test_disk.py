@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.skipif(not fuzz.SOAK or os.geteuid() != 0, reason="mak
 
 @contextlib.contextmanager
 def mounted(folder, options):
-    """A file system of its own in a folder."""
+    """Mount a separate file system in a folder."""
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False).returncode:
         pytest.skip("nothing can be mounted here")

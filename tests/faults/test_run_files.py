@@ -1,4 +1,4 @@
-"""The files in a run's folder, edited or damaged: a resume and a report go on without what makes no sense in them."""
+"""Edited or damaged files in a run's folder: resuming and reporting ignore invalid parts."""
 
 import dataclasses
 import json

@@ -13,7 +13,7 @@ from marl_jax.sampling import decode
 from models import cache as kv
 from tests.marl_jax.tiny_engine import CONFIG
 
-NAN = CONFIG.vocab_size - 1  # a token whose keys and values are not finite, nor those of any token behind it
+NAN = CONFIG.vocab_size - 1  # a token whose keys and values are not finite, nor those of any later token
 WORDS = 3  # tokens that are drawn: few, so that answers begin alike
 
 

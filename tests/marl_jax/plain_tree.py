@@ -72,7 +72,7 @@ def score(p, action, greedy):
 
 
 def choose(scores, continuation, luck):
-    """The candidate to go on with; `luck` in [0, 1) picks among the best, or among all."""
+    """Return the candidate to continue with; `luck` in [0, 1) picks among the best, or among all."""
     if continuation == "first":
         return 0
     best = max(scores)

@@ -1,4 +1,4 @@
-"""Random conversations, laid out in rows of several answers and, for comparison, each answer behind its own prompt."""
+"""Random conversations as rows of several completions, and as separate prompts for comparison."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ class Answer:
 
 @dataclasses.dataclass
 class Exchange:
-    """What is read, the candidates that follow, the one that is kept, and the tokens it is kept as."""
+    """A turn: the tokens read, the candidates, the kept one, and the tokens it is kept as."""
 
     reads: list[int]
     candidates: list[Answer]
@@ -70,7 +70,7 @@ def random_rows(rng, n: int, conversations: int, turns: int, width: int, candida
     def exchange():
         answers = [random_answer(rng, width, names) for _ in range(rng.integers(1, candidates + 1))]
         kept = int(rng.integers(len(answers)))
-        # A template may end the turn in its own way: the last token sampled is not always what stands in the row.
+        # A template may end the turn in its own way: the last sampled token may differ from the one in the row.
         said = list(answers[kept].tokens)
         kept_as = said if rng.random() < 0.5 else [*said[:-1], *rng.integers(1, VOCABULARY, 2).tolist()]
         return Exchange(rng.integers(1, VOCABULARY, rng.integers(1, 5)).tolist(), answers, kept, kept_as)
@@ -180,7 +180,7 @@ def prompts_of(row: Row) -> list[tuple[list[int], Answer]]:
 
 
 def apart(rows: list[Row], skip: int, time: int, size: int, width: int) -> Samples:
-    """Every answer in a row of its own behind its prompt; `size` rows for each that there was, some of weight 0."""
+    """Return every completion as a separate row after its prompt; `size` rows each, some of weight 0."""
     cases = []
     for row in rows:
         mine = prompts_of(row)

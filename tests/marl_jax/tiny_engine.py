@@ -30,7 +30,7 @@ def _known(name: str, value) -> bool:
     return True
 
 
-# These programs run for microseconds and are compiled for seconds, so the compiler is told not to try hard.
+# These programs run for microseconds and are compiled for seconds, so optimization is reduced.
 LAZY = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
@@ -138,7 +138,7 @@ def learner_logprobs(prompts, answers, temperature=1.0, ids=None, dtype=jnp.floa
 
 
 def goodness(counts, probs) -> float:
-    """The p-value of Pearson's test that counts come from probs; what is rarely expected is taken together."""
+    """Return the p-value of Pearson's test that counts come from probs; rare outcomes are pooled."""
     probs = np.asarray(probs, np.float64)
     expected = counts.sum() * probs / probs.sum()
     rare = expected < 8

@@ -1,4 +1,4 @@
-"""Rollouts whose conversations go on from turn to turn, and the same conversations told again move by move.
+"""Rollouts with conversations over several turns, and the same conversations replayed move by move.
 
 The reference knows the game, its texts and the moves that were made. It says what every seat has read at each of its
 turns, where conversations begin again, and which answers a row has room for.
@@ -199,7 +199,7 @@ def tell(found: Run) -> Told:
     """Follows the games, checks everything that every seat read, and says what became of every answer."""
     roll, samples = found.roll, found.samples
     n, k = roll.game.n_players, samples.n_completions // len(found.moves)
-    learners = [*found.finished.seat, found.after.seat]  # of turns; what is said at the very last one is never read
+    learners = [*found.finished.seat, found.after.seat]  # of turns; the message at the last turn is never read
     shape = samples.completion_lengths.shape
     told = Told(*(np.zeros(shape, bool) for _ in range(6)), np.full(shape, -1))
     for b in range(roll.rows):
@@ -282,7 +282,7 @@ def _turn(found: Run, told: Told, seats, b, before, move, through, k, learner):
 
 
 def _kept(found: Run, row, s, k, number, move, opposite, bot) -> list[int]:
-    """The tokens with which the conversation goes on."""
+    """Return the tokens with which the conversation continues."""
     if found.roll.seating.has_bot(number):
         return []  # nobody is asked
     answers = _backbone(found.roll, number).policy.answers

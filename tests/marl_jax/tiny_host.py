@@ -123,7 +123,7 @@ async def conversation(ask, example):
 
 
 async def tree(ask, example):
-    """Candidates at every turn, one kept at random; the last ones are left open. A fork with an answer of its own."""
+    """A task with candidates at every turn, one kept at random, and a fork with a separate answer."""
     chat = ask.chat(0, system="S")
     for turn in range(2):
         reply = await chat.say(f"{example} {turn}", n=ask.candidates)

@@ -12,7 +12,7 @@ VOCABULARY = 256
 def make(
     n: int, prompt: int, width: int, group: int = 1, adapters: int = 1, seed: int = 0, kept: bool = False
 ) -> Samples:
-    """n prompts of up to `prompt` tokens behind `PREFIX` with `group` answers each; `kept` leaves the prefix out."""
+    """Return n prompts of up to `prompt` tokens after `PREFIX`, with `group` completions each; `kept` omits the prefix."""
     rng = np.random.default_rng(seed)
     skip = len(PREFIX) if kept else 0
     time = len(PREFIX) + prompt + (width - 1 if group == 1 else 0)
@@ -40,7 +40,7 @@ def make(
 
 
 def by_hand(completion_of, n_completions: int | None = None, n_seats: int = 1, **fields) -> Samples:
-    """Rows whose answer tokens belong to these answers, int [N, X]; what is left out of the other fields is zero."""
+    """Return rows with these `completion_of`, int [N, X]; other fields default to zero."""
     completion_of = jnp.asarray(completion_of, jnp.int32)
     (n, width), s = completion_of.shape, n_completions or int(completion_of.max()) + 1
     zeros, wide = jnp.zeros((n, s), jnp.int32), jnp.zeros((n, width), jnp.float32)

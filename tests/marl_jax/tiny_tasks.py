@@ -60,7 +60,7 @@ class Moody(Plain):
     """`Plain`, with a judge who hangs at random.
 
     What he says of a call is a matter of luck, and turns out differently if he is asked again about a call whose result
-    is in the journal already, which lies in the folder that MOODY_JOURNAL names.
+    is in the journal already, which is in the folder that MOODY_JOURNAL names.
     """
 
     async def play(self, ask, example):
@@ -99,7 +99,7 @@ BEFORE = recorded(Path(os.environ["MOODY_JOURNAL"])) if "MOODY_JOURNAL" in os.en
 
 @dataclasses.dataclass(frozen=True)
 class Debate(Task):
-    """All agents answer at once, read what the others said and answer again; each is paid for its own characters."""
+    """All agents answer at once, read the other answers and answer again; the reward counts their own characters."""
 
     n_examples: int = 12
     agents: int = 2

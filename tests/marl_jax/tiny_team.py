@@ -1,4 +1,4 @@
-"""The smallest teams: Plan-Path by planner and executor, each with a model of its own."""
+"""The smallest teams: Plan-Path by planner and executor, each with a separate model."""
 
 import functools
 from pathlib import Path

@@ -262,7 +262,7 @@ def test_the_command_prints_a_table_and_fills_the_page(made, monkeypatch, tmp_pa
     filled = tables.fill(page, tables.load([str(file)]))
     assert "old" not in filled and "| PPO, tiny, all weights | cpu:8: fsdp 8 | 16 |" in filled
     assert tables.fill(filled, tables.load([str(file)])) == filled
-    with pytest.raises(RunError, match="0 places"):
+    with pytest.raises(RunError, match="0 tables"):
         tables.fill("no tables", [])
 
 

@@ -130,7 +130,7 @@ def test_the_best_checkpoint_may_be_that_of_least_exploitability():
     config.checkpoint.update(dict(best_metric="best_response/exploitability", best_mode="min"))
     validate.check(config)
     config.checkpoint.best_metric = "best_response/win_rate"
-    with pytest.raises(ConfigError, match="no metric 'win_rate', but must be .*exploitability, nash_conv"):
+    with pytest.raises(ConfigError, match="where METRIC is one of: .*exploitability, nash_conv"):
         validate.check(config)
     config.env = defaults.environment("tic_tac_toe")
     config.checkpoint.best_metric = "best_response/exploitability"

@@ -222,7 +222,7 @@ def test_labelling_and_resuming(tmp_path, fake):
     assert (tmp_path / "whole" / "labelled" / "train.jsonl").read_bytes().split(b"\n")[1:7] == text.split(b"\n")[1:7]
     other = label_config()
     other.rollout.temperature = 0.5
-    with pytest.raises(RunError, match="temperature 1.0, and it is 0.5 now"):
+    with pytest.raises(RunError, match="temperature 1.0, but it is 0.5 now"):
         label.main(other, tmp_path / "whole")
 
 
