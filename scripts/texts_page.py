@@ -27,18 +27,24 @@ FORMS = {
 }
 HEAD = f"""# Texts
 
-The prompts of every game. `python -m scripts.texts_page` generates this page, and a test checks that it is current.
+This page shows the prompts of every game. `python -m scripts.texts_page` generates it, and a test checks that it is
+current.
 
-- `env.text=full`: natural language. `compact`: about one token per fact, for every tokenizer. `brief`: a few characters
-  without rules, for byte-level models trained from scratch.
-- `env.reasoning=True`, for free completions of full prompts, asks `{REASONED.strip()} …`
-  instead of `{HOW.strip()} …`, and only a move after the mark counts: a truncated completion names no move.
-- A prompt consists of rules, role, position and question. With `env.context=turn`, every turn has such a prompt. With
-  `history`, it starts a conversation, and a later turn adds the events since the last one, which are all moves
-  including the player's, and a short question. The first prompt and the events determine the current position.
-- Compact prompts have several notations. The one shown here uses words; its facts start with a space and a letter,
-  where byte-pair tokenizers split. Another one uses signs, for bytes. The compiler checks every token boundary and picks
-  the notation with the fewest tokens.
+| `env.text` | prompts |
+| --- | --- |
+| `full` | natural language |
+| `compact` | about one token per fact, with every tokenizer |
+| `brief` | a few characters without rules, for byte-level models trained from scratch |
+
+- **Conversations.** A prompt has rules, role, position and question. With `env.context=turn`, every turn has such a
+  prompt. With `history`, it starts a conversation, and each later turn adds a short question and the events since the
+  last turn: all moves, including the player's. The first prompt and the events determine the current position.
+- **Reasoning.** With `env.reasoning=True`, for free completions of full prompts, the question is
+  `{REASONED.strip()} …`
+  instead of `{HOW.strip()} …`. Only a move after the mark counts, so a truncated completion names no move.
+- **Notations.** Compact prompts have several notations. The one shown here uses words; its facts start with a space and
+  a letter, where byte-pair tokenizers split. Another one uses signs, for bytes. The compiler checks every token
+  boundary and picks the notation with the fewest tokens.
 
 Number of tokens in Hanabi for two players (12 games of the convention bot, SmolLM2's tokenizer and chat template):
 
@@ -61,7 +67,7 @@ def _form(title: str, params: dict) -> str:
     game = registry.make(params.pop("name"), **params)
     states, actions = _moves(game)
     seat = game.n_players - 1
-    parts = [f"\n## {title}\n\nRead by seat {seat} before the move of seat 0, and two events.\n"]
+    parts = [f"\n## {title}\n\nThe prompt of seat {seat} before seat 0 moves, then two events.\n"]
     for style in text.STYLES:
         prompt = make_text(game, style)
         opening = "\n".join(s for s in (prompt.rules, prompt.roles[seat]) if s)
