@@ -1,4 +1,4 @@
-"""Algorithms exactly as published: `config.algo = published.dapo(16)`.
+"""Algorithms as published: `config.algo = published.dapo(16, max_new_tokens=1024)`.
 
 Each function is named after its paper. The defaults of this project (`configs/algorithms.py`) differ: groups whose
 rewards are all equal are left out of the mean, the variance is divided by K rather than K - 1, and `tis_clip` corrects
@@ -39,16 +39,23 @@ def dr_grpo(group_size: int | None = None, **changes) -> ConfigDict:
     return _exactly(group_size, dict(group_std=False, loss_agg="constant"), changes)
 
 
-def dapo(group_size: int | None = None, **changes) -> ConfigDict:
+def dapo(group_size: int | None = None, max_new_tokens: int = 20_480, **changes) -> ConfigDict:
     """Configure DAPO, Yu et al. 2025 (arXiv 2503.14476).
 
     It has a higher upper clip, a mean over all tokens, an overlong penalty and dynamic sampling, which replaces groups
     whose rewards are all equal before the overlong penalty. The released code samples at most 10 batches per update,
     here the first and 9 more (`refill`), and ends with an error if they do not fill the batch. Here training continues
     on the informative groups; `refill=0` samples one batch.
+
+    Args:
+        group_size: Completions per prompt.
+        max_new_tokens: Token limit of a completion. The overlong penalty grows over the last fifth of it, as in the
+            paper (4,096 of 20,480 tokens).
+        **changes: Further fields of the algorithm.
     """
     own = dict(std_ddof=1, clip_high=0.28, loss_agg="token", filter_zero_std_groups=True, overlong="penalty")
-    return _exactly(group_size, own | dict(minibatches=16, refill=9), changes)
+    own |= dict(overlong_buffer=max_new_tokens // 5, minibatches=16, refill=9)
+    return _exactly(group_size, own, changes)
 
 
 def gspo(group_size: int | None = None, **changes) -> ConfigDict:

@@ -12,7 +12,7 @@ VOCABULARY = 256
 def make(
     n: int, prompt: int, width: int, group: int = 1, adapters: int = 1, seed: int = 0, kept: bool = False
 ) -> Samples:
-    """Return n prompts of up to `prompt` tokens after `PREFIX`, with `group` completions each; `kept` omits the prefix."""
+    """Return n prompts after `PREFIX` with `group` completions each; `kept` omits the prefix."""
     rng = np.random.default_rng(seed)
     skip = len(PREFIX) if kept else 0
     time = len(PREFIX) + prompt + (width - 1 if group == 1 else 0)

@@ -50,6 +50,7 @@ def test_an_algorithm_has_its_name_and_its_own_fields(name):
 def test_variants_change_fields_that_there_are():
     assert algorithms.grpo(6).group_size == 6 and algorithms.grpo().group_size == 8
     assert algorithms.at_grpo().group_size == published.rloo().group_size == 4
+    assert published.dapo().overlong_buffer == 4096 and published.dapo(8, 1000).overlong_buffer == 200
     assert published.gspo(2).clip_high == 4e-4 and algorithms.dr_mas().normalize == "agent"
     with pytest.raises(ValueError, match="unknown fields: continuation; fields: epochs"):
         algorithms.grpo(continuation="best")
