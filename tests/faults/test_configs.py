@@ -30,7 +30,7 @@ def check(*overrides, config=TIC_TAC_TOE):
     [
         ("model.shape.rope_theta=-1.0", "config.model.shape: rope_theta is -1.0, but must be "),
         ("model.shape.norm_eps=-1", "config.model.shape: norm_eps is -1, but must be "),
-        ("model.shape.head_dim=7", "config.model.shape: head_dim is 7, but must be an even number"),
+        ("model.shape.head_dim=7", "config.model.shape: head_dim is 7, but must be even"),
         ("model.shape.rope_scaling=3", "config.model.shape: rope_scaling is 3, but must be None or a RopeScaling"),
         ("model.shape.sliding_window=0", "config.model.shape: sliding_window is 0, but must be None or an integer"),
         (f"model.shape.n_layers={2**63}", f"config.model.shape: n_layers is {2**63}, but must be an integer from 1"),
