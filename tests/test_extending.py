@@ -315,7 +315,7 @@ def test_training_with_the_algorithm(package, tmp_path):
     [
         (
             "rollout.unroll_length=4",
-            "config.rollout.unroll_length is 4 with algo.name 'reinforce', but must be 9 and more",
+            "config.rollout.unroll_length is 4, but must be >= 9 with algo.name 'reinforce'",
         ),
         ("algo.epochs=2", "config.algo.epochs is 2, but must be an integer from 1 to 1"),
         ("algo.lam=1", "--config.algo.lam is not a field of reinforce; its fields: epochs, minibatches"),
@@ -433,5 +433,5 @@ def test_training_a_model_of_the_family(package, tmp_path, capsys):
         train(tmp_path / "run", tiny_run, *overrides, "model.lora.targets=('q','up','down')")
         flags = ["--config.plugins=my_package.plugin", *(f"--config.{o}" for o in overrides)]
         assert launch.main(["launch.py", f"--config={tiny_run}", *flags]) == 2
-        message = "config.model.lora.targets has 'gate', which tiny of the family relu2 does not have"
+        message = "config.model.lora.targets has 'gate', but tiny (family relu2) has no such projection"
         assert message in capsys.readouterr().err
