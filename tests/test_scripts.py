@@ -126,7 +126,7 @@ def test_runs_on_a_gpu_have_names(tmp_path):
     assert (done.returncode, commands) == (2, []) and "serving" in done.stderr
     names = done.stderr.removeprefix("names:").split()
     done, commands = gpu_results(tmp_path, "serving", "nobody")
-    assert (done.returncode, commands) == (2, []) and "no nobody" in done.stderr, "before anything is run"
+    assert (done.returncode, commands) == (2, []) and "unknown name nobody" in done.stderr, "before anything is run"
     done, commands = gpu_results(tmp_path, *names)
     assert done.returncode == 1 and "failed: verifier" in done.stderr
     assert len(commands) >= len(names) and any("--config.model.weights=half.gguf" in command for command in commands)

@@ -75,8 +75,8 @@ def test_a_row_of_another_kind_is_left_out(tmp_path, name, row):
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"names": [], "matrix": 3}', "[" * 100_000])
 def test_a_damaged_table_of_matches_is_left_out(tmp_path, text):
-    assert "Everyone against everyone" in use(write(tmp_path))
-    assert "Everyone against everyone" not in use(write(tmp_path, **{"evaluation.json": text}))
+    assert "Round robin" in use(write(tmp_path))
+    assert "Round robin" not in use(write(tmp_path, **{"evaluation.json": text}))
 
 
 @pytest.mark.parametrize(

@@ -162,8 +162,8 @@ def test_places_are_read_and_refused(tmp_path):
     assert ModelPlace.parse("x/base+y/adapter").name == "adapter"
     for wrong, message in (
         (("a=",), "must be PLACE or NAME=PLACE"),
-        (("nothing/there",), "is not there"),
-        (("random:nothing",), "is not there"),
+        (("nothing/there",), "must be the folder of a run or model"),
+        (("random:nothing",), "must be the folder of a run or model"),
         (("tiny",), "has no published weights"),
     ):
         with pytest.raises(ConfigError, match=message):
