@@ -334,8 +334,8 @@ def test_turns_of_a_role_can_have_policies_of_their_own(tmp_path):
         ("eval.opponents", ("random",), "opponents"),
         ("eval.swap_roles", True, "swap_roles"),
         ("algo.critic", "central", "'head' or 'separate'"),
-        ("task.max_new_tokens", 256, "leaves no room"),
-        ("agents.all", "bot:random", "name of a policy"),
+        ("task.max_new_tokens", 256, "to leave room for a prompt"),
+        ("agents.all", "bot:random", "must be a policy: tasks have no bots"),
     ],
 )
 def test_configs_that_cannot_work_are_refused(field, value, problem):

@@ -91,6 +91,6 @@ def test_parts_of_a_workflow_are_fields_of_the_command_line(config, tmp_path):
     assert workflow.max_steps == 5 and workflow.nodes["review"].steps[0].prompt == "Is {bob} good?"
     flags.set_open_fields(base, {"task.params.workflow.start": "reveiw"})
     with pytest.raises(
-        ConfigError, match=r"config.task.params: the start leads to 'reveiw', but must be one of: draft, review"
+        ConfigError, match=r"config.task.params: the start leads to 'reveiw', but must lead to one of: draft, review"
     ):
         validate.check(base)

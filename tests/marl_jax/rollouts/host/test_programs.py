@@ -244,5 +244,5 @@ def test_settings_without_meaning_are_refused(tmp_path):
     config = config_of("grpo", "")
     config.policies = ConfigDict({name: defaults.policy() for name in ("first", "later")})
     config.agents = ConfigDict({"all": "first", "all@1": "later"})
-    with pytest.raises(ConfigError, match="one policy"):
+    with pytest.raises(ConfigError, match="to several policies, but must assign it to one"):
         setups.make(config)
