@@ -1,0 +1,137 @@
+"""Prompts of the planning task.
+
+Every turn is a new conversation: its prompt has the level and the results of the last turn, so its length does not grow
+with the turns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envs.tasks.math.prompts import outcome, quote
+from envs.tasks.planning.actions import FINAL, PRINTED, show
+from envs.tasks.planning.levels import Level
+
+TOOL = "You solve planning problems by writing Python programs."
+PLAN = "You solve planning problems and decide on the final plan."
+SHOWN = 400
+"""Maximum number of characters of a list that are quoted, which is more than a solution has."""
+
+_RULES = {
+    "plan_path": (
+        "A robot moves on a {n}x{n} grid, cell by cell: U (up), D (down), L (left), R (right). '#' is a wall, '.' is "
+        "free, S is the start and G the goal. It must not leave the grid or run into a wall."
+    ),
+    "sokoban": (
+        "A player moves in a {n}x{n} room, cell by cell: U (up), D (down), L (left), R (right). '#' is a wall, ' ' is "
+        "floor, '@' the player, '$' a box, '.' a goal, '*' a box on a goal and '+' the player on a goal. Walking into "
+        "a box pushes it one cell further, if that cell is neither a wall nor a box. Boxes cannot be pulled. Every "
+        "box must end on a goal."
+    ),
+    "sudoku": (
+        "A {n}x{n} Sudoku: fill each empty cell (0) with a digit from 1 to {n}, so that no row, column or {b}x{b} box "
+        "repeats a digit. The given digits must not change."
+    ),
+}
+_DATA = {
+    "plan_path": "the list of its {n} rows, each a string",
+    "sokoban": "the list of its {n} rows, each a string",
+    "sudoku": "the list of its {n} rows, each a list of digits",
+}
+_SOLVE = {
+    "plan_path": (
+        "finds S and G, searches breadth-first for a shortest path around walls, and returns the moves as a list of "
+        "letters, for example ['R', 'R', 'D']"
+    ),
+    "sokoban": (
+        "finds the player, the boxes and the goals, searches breadth-first over the positions of the player and the "
+        "boxes until every box is on a goal, and returns the moves as a list of letters, for example ['R', 'R', 'D']"
+    ),
+    "sudoku": "fills the empty cells by backtracking and returns the complete grid as a list of lists",
+}
+
+
+def problem(level: Level) -> str:
+    """Return the rules and the level."""
+    size = len(level["grid"])
+    rules = _RULES[level["game"]].format(n=size, b=round(size**0.5))
+    rows = [row if isinstance(row, str) else " ".join(map(str, row)) for row in level["grid"]]
+    return f"{rules}\n\n" + "\n".join(rows)
+
+
+def tool(level: Level, last: str) -> str:
+    """Return the tool agent's prompt.
+
+    Args:
+        level: The level.
+        last: Results of the last turn (`after_turn`), or "".
+    """
+    game = level["game"]
+    data = _DATA[game].format(n=len(level["grid"]))
+    return (
+        f"{problem(level)}\n\n{last}Write a Python program in one ```python block. The variable `grid` is already "
+        f"defined: {data}. Define a function `solve(grid)` that {_SOLVE[game]}. End the program with the line\n"
+        f'print("{PRINTED}:", solve(grid))'
+    )
+
+
+def plan(level: Level, last: str, tried: str) -> str:
+    """Return the plan agent's prompt.
+
+    Args:
+        level: The level.
+        last: Results of the last turn (`after_turn`), or "".
+        tried: Program and output of this turn (`program`), or "" without a tool agent.
+    """
+    how = "Think step by step."
+    if tried:
+        how = "Check the tool agent's list. Adopt it if it is right, and correct it otherwise."
+    return (
+        f"{problem(level)}\n\n{last}{tried}{how} End with the final list in one line, like this:\n"
+        f"{FINAL} {_example(level)}"
+    )
+
+
+def program(
+    source: str | None, result: dict[str, Any] | None, actions: list[Any] | None, reason: str, own: bool
+) -> str:
+    """Describe the tool agent's program, its output and its list of actions.
+
+    Args:
+        source: The program, or None.
+        result: Result of the program, or None.
+        actions: The list, or None.
+        reason: Why there is no list.
+        own: Whether the tool agent itself reads this.
+    """
+    if source is None or result is None:
+        return f"{'You' if own else 'The tool agent'} wrote no program.\n\n"
+    listed = f"Its list: {_quoted(actions)}" if actions is not None else f"It has no list: {reason}."
+    whose = "Your" if own else "The tool agent's"
+    return f"{whose} program\n{quote(source, 'python')}\n{outcome(result)}\n{listed}\n\n"
+
+
+def after_turn(tried: str, actions: list[Any] | None, reason: str) -> str:
+    """Describe the last turn for the next one, which begins from the same level.
+
+    Args:
+        tried: Program and output of the last turn (`program`), or "" to leave them out.
+        actions: The list that acted, or None.
+        reason: Description of its result.
+    """
+    acted = "There was no list to play" if actions is None else f"The list {_quoted(actions)} was played"
+    return f"The last turn failed. {tried}{acted}: {reason.rstrip('.')}. Try again from the same start.\n\n"
+
+
+def _quoted(actions: list[Any]) -> str:
+    text = show(actions)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def _example(level: Level) -> str:
+    """Return a list in the right format, which does not depend on the cells."""
+    if level["game"] != "sudoku":
+        return show(["R", "R", "D"])
+    size = len(level["grid"])
+    side = round(size**0.5)
+    return show([[(side * row + row // side + k) % size + 1 for k in range(size)] for row in range(size)])
