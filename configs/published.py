@@ -90,7 +90,24 @@ def maporl(turns: int = 3, released: bool = False, **changes) -> ConfigDict:
     return algorithms.ppo(**own | changes)
 
 
+AT_GRPO_OPTIM = dict(lr=1e-6, weight_decay=0.01, max_grad_norm=1.0)
+"""The optimizer of AT-GRPO with all weights trained: `config.optim.update(published.AT_GRPO_OPTIM)`."""
+
+
+def at_grpo(group_size: int = 4, **changes) -> ConfigDict:
+    """Configure AT-GRPO, Zhao et al. 2025 (Stronger Together, arXiv 2510.11062).
+
+    The best of 4 candidates is continued, and the team reward of a candidate is that of its step. The loss is a
+    mean over all tokens, with two minibatches and without a KL. The paper samples at temperature 1.
+    """
+    own = dict(continuation="best", team_term="immediate", std_ddof=1, clip_low=0.2, clip_high=0.2, kl_coef=0.0)
+    return algorithms.at_grpo(group_size, **_common() | own | dict(loss_agg="token", minibatches=2) | changes)
+
+
 def _exactly(group_size: int | None, own: dict, changes: dict) -> ConfigDict:
+    return algorithms.grpo(group_size, **_common() | own | changes)
+
+
+def _common() -> dict:
     common = dict(tis_clip=0.0, filter_zero_std_groups=False, entropy_coef=0.0, epochs=1)
-    common |= dict(signal_frac=0.0, minibatch_groups=False, **UNGUARDED)
-    return algorithms.grpo(group_size, **common | own | changes)
+    return common | dict(signal_frac=0.0, minibatch_groups=False, **UNGUARDED)
