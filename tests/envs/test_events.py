@@ -401,6 +401,7 @@ def test_make_knows_every_style():
         assert make_text(make("tic_tac_toe"), style).style == style
 
 
+@pytest.mark.nightly
 def test_the_page_shows_the_texts_as_they_are():
     """docs/texts.md is what its script writes."""
     assert texts_page.PAGE.read_text() == texts_page.page(), "run `python -m scripts.texts_page`"

@@ -198,6 +198,7 @@ def test_a_run_evaluates_also_with_roles_swapped_and_writes_games(finished):
     assert (workdir / "report.html").stat().st_size > 1000
 
 
+@pytest.mark.nightly
 def test_mode_eval_reads_the_checkpoint_and_swaps(finished):
     config, workdir = finished
     rows = {row["opponent"]: row for row in evaluate.main(config, workdir)}

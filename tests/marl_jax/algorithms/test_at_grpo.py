@@ -238,7 +238,7 @@ class GoesOnElsewhere(TreeRollout):
         return jnp.int32(K - 1)
 
 
-@pytest.mark.nightly_for("d", "e")
+@pytest.mark.nightly_for("b", "c", "d", "e")
 @pytest.mark.parametrize(
     "check, broken",
     [
@@ -259,7 +259,7 @@ def test_property_holds_and_a_broken_program_fails_it(check, broken):
 # ---------------------------------------------------------------------------------------------- the walk in Python
 
 
-@pytest.mark.nightly_for("{'continuation': 'random'}", "{'team_term': 'lookahead'}")
+@pytest.mark.nightly_for("{'continuation': 'random'}", "{'team_term': 'lookahead'}", "{'continuation': 'first', *")
 @pytest.mark.parametrize(
     "changes",
     [{}, dict(continuation="random"), dict(continuation="first", team_term="lookahead"), dict(team_term="lookahead")],
@@ -328,6 +328,7 @@ def with_model(**changes):
     return policy, trained, frozen, samples
 
 
+@pytest.mark.nightly_for("{'lora': 2, 'long_names': True}")
 @pytest.mark.parametrize("settings", [{}, dict(lora=2, long_names=True)], ids=str)
 def test_k_answers_of_one_prefill_have_the_probabilities_that_the_learner_computes(settings):
     policy, trained, frozen, samples = with_model(**settings)

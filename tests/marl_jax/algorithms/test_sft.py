@@ -217,6 +217,7 @@ def test_a_run_leaves_what_runs_leave(run):
     assert json.loads((workdir / "config.json").read_text())["steps"] == 4 and (workdir / "report.html").exists()
 
 
+@pytest.mark.nightly
 def test_an_interrupted_run_equals_one_that_was_not(run, tmp_path):
     config, workdir = run
     again = tmp_path / "again"
@@ -237,6 +238,7 @@ def starting_from(workdir, form="at_grpo", **lora):
     return config
 
 
+@pytest.mark.nightly
 def test_a_run_begins_with_its_weights_and_measures_from_there(run, tmp_path):
     _, workdir = run
     config = starting_from(workdir)

@@ -189,6 +189,7 @@ def test_models_of_different_tokenizers_exchange_text(mixed):
         assert f"<{said[episode, 1 - seat]}>" in text and f"for agent_{seat}" in text
 
 
+@pytest.mark.nightly
 def test_every_model_learns_from_its_own_answers(mixed):
     setup, _, samples, (states, learnt, metrics), learn = mixed
     for name in ("bytes", "pairs"):

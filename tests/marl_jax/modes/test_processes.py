@@ -118,6 +118,7 @@ def test_two_processes_lost_stopped_and_resumed_equal_one_that_never_was(tmp_pat
     assert (workdir / "report.html").is_file()
 
 
+@pytest.mark.nightly
 def test_nobody_to_meet_is_an_error_with_the_address():
     config = tiny_run.get_config().distributed
     config.update(dict(enabled=True, coordinator="localhost:1", processes=2, index=1, timeout=1))

@@ -179,6 +179,7 @@ def test_a_mesh_gives_what_one_device_gives(case):
     assert any(np.any(a != b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.nightly_for("adapters")
 @pytest.mark.parametrize("case", ["full", "adapters"])
 def test_state_lies_where_its_parameters_do_after_updates_too(case):
     made = run(case, "all")

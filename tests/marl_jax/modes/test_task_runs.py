@@ -103,6 +103,7 @@ def test_every_task_runs_with_whole_episodes_and_with_candidates(task, algorithm
         assert {"success", "reward/team", "reward/process", "reward/agent_0", "completion_length"} <= set(row)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", nightly_cases(["ppo", "at_grpo"], "ppo"))
 def test_a_run_that_is_stopped_and_resumed_equals_one_that_never_was(algorithm, tmp_path):
     config = tiny_task.get_config(algorithm)

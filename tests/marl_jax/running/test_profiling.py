@@ -49,6 +49,7 @@ def test_the_parts_of_the_programs_have_names_too(workdir):
         assert f"/{part}/".encode() in content, part
 
 
+@pytest.mark.nightly
 def test_seconds_of_every_phase_are_metrics(workdir):
     row = read_json_lines(workdir / "metrics.jsonl")[-1]
     assert {f"seconds/{phase}" for phase in PHASES} <= row.keys()

@@ -61,6 +61,7 @@ def roll(task, candidates, *, rows, reverse=False, concurrency=100, temperature=
             rollout.close()
 
 
+@pytest.mark.nightly
 def test_other_rows_and_another_order_of_arrival_give_the_same_samples():
     first, _, metrics = roll(TREE, CANDIDATES, rows=4)
     assert metrics["episodes/failed"] == 0
