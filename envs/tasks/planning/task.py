@@ -13,7 +13,8 @@ Rewards: the quality of a list is 1 if it solves the level, otherwise `progress`
 solution, and 0 without a readable list. A list that acts earns a team reward of `alpha` times its quality. Every
 completion earns its own quality as an agent reward, and a process reward of -`penalty` without a readable list. So a
 completion earns between -`penalty` and 1 + `alpha`. If the run samples K candidates (AT-GRPO), each of them is graded
-and rewarded, and one is continued. Otherwise only the last turn is rewarded, so that more turns never earn more.
+and rewarded, and one is continued; the tool agent of a team then learns only from the quality of its lists.
+Otherwise only the last turn is rewarded, so that more turns never earn more, and both agents get the team reward.
 """
 
 from __future__ import annotations
@@ -181,8 +182,9 @@ class Planning(Task):
     def _metrics(self, turns: Sequence[_Turn]) -> dict[str, float]:
         """Return the metrics of an episode.
 
-        `ROLE_right` and `ROLE_KIND` describe the completion that was kept in the last turn, and `ROLE_rate` the share
-        of all candidates in the first turn whose own list solves the level.
+        `ROLE_right` and `ROLE_KIND` describe the completion that was kept in the last turn. `ROLE_rate` is the share of
+        all candidates in the first turn whose own list solves the level, for the plan agent after the program that was
+        kept.
         """
         solved = [float(turn.acting.solved) for turn in turns]
         solved += [solved[-1]] * (self.turns - len(solved))
