@@ -56,7 +56,7 @@ lint: $(VENV)/test.stamp
 	$(VENV)/bin/ruff format --check -q .
 
 types: $(VENV)/test.stamp
-	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+	$(VENV)/bin/pyright --threads 2 --pythonpath $(VENV)/bin/python
 
 docs: $(VENV)/docs.stamp
 	$(VENV)/bin/mkdocs build --strict
