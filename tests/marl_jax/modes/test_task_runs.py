@@ -24,6 +24,7 @@ from marl_jax.modes import compile as compiling
 from marl_jax.modes import evaluate, export, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.events import read_events
+from marl_jax.running.metric_help import explain
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.batch_rows import BatchRows
 from marl_jax.schema import saved, validate
@@ -101,6 +102,7 @@ def test_every_task_runs_with_whole_episodes_and_with_candidates(task, algorithm
         assert row["logprob_diff"] < 1e-5 and row["tokens"] > row["completions"] and row["tokens_per_s"] > 0
         assert 0 < row["seconds/device"] < row["seconds/generating"] and 0 < row["device_idle"] < 1
         assert {"success", "reward/team", "reward/process", "reward/agent_0", "completion_length"} <= set(row)
+        assert not [name for name in row if explain(name) is None], "metrics without an explanation"
 
 
 @pytest.mark.nightly

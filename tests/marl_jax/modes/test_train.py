@@ -21,6 +21,7 @@ from marl_jax.evaluation import contestants
 from marl_jax.modes import evaluate, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.events import read_events
+from marl_jax.running.metric_help import explain
 from marl_jax.running.metrics import read_json_lines, write_config
 from marl_jax.running.monitor import Alarm, Monitor
 from marl_jax.setup.run_fingerprint import model_fingerprint
@@ -154,6 +155,7 @@ def test_a_run_leaves_metrics_games_and_a_report(finished):
         "games_per_s", "seconds/rollout", "seconds/update", "logprob_diff", "value_loss", "policy_loss", "skipped",
     }  # fmt: skip
     assert wanted <= rows[0].keys()
+    assert not [name for row in rows for name in row if explain(name) is None], "metrics without an explanation"
     assert rows[0]["logprob_diff"] < 1e-4
     evals = read_json_lines(workdir / "eval.jsonl")
     assert [(row["step"], row["opponent"]) for row in evals] == [(step, "random") for step in range(5)]
