@@ -28,7 +28,7 @@ def samples(lengths, last, rewards=(4.0, 0.0), name="dapo"):
 
 
 def settings(kind, **changes):
-    algo = published.dapo(2, std_ddof=0)
+    algo = published.dapo(2, max_new_tokens=10, std_ddof=0)
     algo.update(dict(tis_clip=0.0, overlong=kind) | changes)
     return settings_from(algo)
 
