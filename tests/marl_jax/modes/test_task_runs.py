@@ -28,6 +28,7 @@ from marl_jax.running.metric_help import explain
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.batch_rows import BatchRows
 from marl_jax.schema import saved, validate
+from marl_jax.setup import trainer
 from marl_jax.setup.run_fingerprint import check_run, run_fingerprint
 from marl_jax.setup.train_programs import programs
 from marl_jax.setup.weights import untuned_weights
@@ -134,7 +135,7 @@ def test_conversations_of_every_length_compile_the_learner_a_few_times(tmp_path,
         learners.append(found[1])
         return found
 
-    monkeypatch.setattr(train, "programs", kept)
+    monkeypatch.setattr(trainer, "programs", kept)
     config = tiny_task.get_config("grpo+lengths")
     config.task.params.n_examples = config.steps = 8
     config.task.n_episodes = 2
