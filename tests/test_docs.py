@@ -149,7 +149,6 @@ def check_module(arguments: list[str], line: str):
         assert f"--{flag}" in known or flag.replace("-", "_") in known or flag in source, f"{line}: --{flag}"
 
 
-@pytest.mark.quick
 def test_words_follow_the_rules():
     """`scripts/prose.py`: first lines of docstrings, listed words, the form of errors."""
     found = prose.problems()
