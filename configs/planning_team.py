@@ -49,7 +49,7 @@ def planning_team(form: str | None, **params) -> ConfigDict:
         form: The form.
         **params: Parameters of the task.
     """
-    form, model = parts(form)
+    form, model = variants.split_form(form, FORMS, DEFAULT)
     config = defaults.get_config()
     config.algo = _algorithm(form)
     config.steps = 60
@@ -86,19 +86,6 @@ def answers_of(config: ConfigDict) -> int:
     seats = 2 if config.task.params.form == "team" else 1
     candidates = config.algo.group_size if config.algo.name == "at_grpo" else 1
     return config.task.params.turns * seats * candidates
-
-
-def parts(form: str | None) -> tuple[str, str | None]:
-    """Split a form into form and model; None is the embedded model.
-
-    A model alone has the default form.
-    """
-    form, _, model = (form or DEFAULT).partition("+")
-    if form in variants.VARIANTS and not model:
-        form, model = DEFAULT, form
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(FORMS)}, MODEL or FORM+MODEL")
-    return form, None if model in ("", "tiny") else model
 
 
 def _algorithm(form: str) -> ConfigDict:

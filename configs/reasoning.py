@@ -58,7 +58,7 @@ def reasoning(
         max_new_tokens: Maximum number of tokens in a completion.
         max_length: Maximum number of tokens in a conversation.
     """
-    form, model = parts(form)
+    form, model = variants.split_form(form, FORMS, DEFAULT)
     config = defaults.get_config()
     config.algo = tasks.ALGORITHMS["at_grpo" if form.startswith("at_grpo") else "grpo"]()
     config.steps = 100
@@ -100,16 +100,3 @@ def answers_of(config: Mapping[str, Any], answers: tuple[int, int], single: bool
     """Return the maximum number of completions in training."""
     candidates = config["algo"]["group_size"] if config["algo"]["name"] == "at_grpo" else 1
     return config["steps"] * config["task"]["n_episodes"] * answers[0 if single else 1] * candidates
-
-
-def parts(form: str | None) -> tuple[str, str | None]:
-    """Split a form into form and model; None is the embedded model.
-
-    A model alone has the default form.
-    """
-    form, _, model = (form or DEFAULT).partition("+")
-    if form in variants.VARIANTS and not model:
-        form, model = DEFAULT, form
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(FORMS)}, MODEL or FORM+MODEL")
-    return form, None if model in ("", "tiny") else model

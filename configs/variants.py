@@ -4,6 +4,8 @@ A variant has a pretrained model, so it learns with small steps and stays near i
 imitate a bot instead of playing; `:both` and `:both+smollm2` imitate it first and then play.
 """
 
+from collections.abc import Collection
+
 from ml_collections import ConfigDict
 
 from configs import algorithms, defaults, meshes, models
@@ -112,6 +114,22 @@ def only_first_stage(config: ConfigDict) -> ConfigDict:
     config.algo = algorithms.sft(**{name: value for name, value in changes.pop("algo").items() if name != "name"})
     config.update(changes)
     return config
+
+
+def split_form(form: str | None, forms: Collection[str], default: str) -> tuple[str, str | None]:
+    """Split FORM, MODEL or FORM+MODEL into form and model; None is the embedded model.
+
+    Args:
+        form: The form as given on the command line.
+        forms: Names of all forms.
+        default: Form of a model alone, or without either.
+    """
+    form, _, model = (form or default).partition("+")
+    if form in VARIANTS and not model:
+        form, model = default, form
+    if form not in forms:
+        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(forms)}, MODEL or FORM+MODEL")
+    return form, None if model in ("", "tiny") else model
 
 
 def choose(config: ConfigDict, model: str | None) -> ConfigDict:
