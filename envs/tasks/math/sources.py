@@ -177,7 +177,7 @@ def read(path: Path, source: MathSource, prefix: str) -> Dataset:
 
 
 def solutions(name: str) -> dict[str, str]:
-    """Return the worked solutions of a dataset by problem id, as far as available."""
+    """Return the worked solutions of a dataset by problem id, where available."""
     return _solutions(name, os.environ.get(ROOT, ""))
 
 
