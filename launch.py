@@ -108,7 +108,7 @@ def check_mode(argv: list[str]) -> None:
     """Check that the mode exists."""
     mode = flags.take(argv, "mode")[0]
     if mode is not None and mode not in MODES:
-        raise ConfigError([f"--mode is {mode}, but must be one of: {', '.join(MODES)}"])
+        raise ConfigError([flags.wrong_mode(mode, tuple(MODES))])
 
 
 def check(config: ConfigDict, mode: str, workdir: Path) -> None:

@@ -55,8 +55,7 @@ class Registry:
         """
         self._read_entry_points()
         if name not in self._entries:
-            near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(str(name), self._entries)
             raise ValueError(
                 f"unknown {self._noun} {name!r}; must be one of: {', '.join(self._entries) or 'none'}{hint}"
             )
@@ -106,6 +105,23 @@ class Registry:
         except ValueError as error:
             raise ValueError(f"entry points of the group {self.group}: {error}") from error
         self._entries, self._entry_points_read = entries, True
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return a hint with the most similar known word, or "".
+
+    Case, underscores and dashes do not count. A known word that begins with the unknown one is the most similar.
+
+    Args:
+        word: Unknown word.
+        known: Known words.
+        cutoff: Minimum similarity, from 0 to 1.
+    """
+    plain = {re.sub("[_-]", "", name).lower(): name for name in known}
+    word = re.sub("[_-]", "", word).lower()
+    near = [name for name in plain if len(word) > 2 and name.startswith(word)]
+    near = near or difflib.get_close_matches(word, plain, n=1, cutoff=cutoff)
+    return f"; did you mean {plain[near[0]]}?" if near else ""
 
 
 def load_plugins(modules: Iterable[str]) -> None:

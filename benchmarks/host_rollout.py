@@ -29,7 +29,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.replay import Replay, causes, thread_seconds
-from envs.tasks import TASKS
+from envs.tasks import make_task
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import EpisodeRunner, Job
 from marl_jax.rollouts.host.rollout import HostRollout
@@ -70,7 +70,7 @@ def measure(name: str, args) -> None:
     """Print the JSON lines and the tables of one case."""
     tokenizer = tokenizers.load(args.tokenizer)
     kind, params = CASES[name]
-    task = TASKS.get(kind)(**params)
+    task = make_task(kind, **params)
     getattr(task, "prepare", lambda: None)()
     replies: collections.deque[list[int]] = collections.deque()  # in the order of the jobs
     replay = Replay(lambda ids, sampling: replies.popleft(), args.rows, args.chunk, args.rate, args.floor)

@@ -35,8 +35,6 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     With a policy for each role, evaluations also let them play each other's role (`swapped`).
     """
     form, model = _parts(form)
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(FORMS)}, optionally with +MODEL")
     config = defaults.get_config()
     roles = form in ROLES
     config.env = defaults.environment(name, roles="two" if roles else "one", budget=moves, **params)
@@ -127,7 +125,4 @@ def _parts(form: str | None) -> tuple[str, str | None]:
 
     A model alone has the default form.
     """
-    form, _, model = (form or "at_grpo").removesuffix(SMALL).partition("+")
-    if form in variants.VARIANTS and not model:
-        form, model = "at_grpo", form
-    return form, None if model in ("", "tiny") else model
+    return variants.split_form((form or "at_grpo").removesuffix(SMALL), FORMS, "at_grpo")

@@ -42,7 +42,7 @@ def poker(
         shape: Shape of the embedded model.
         **params: Parameters of the game.
     """
-    form, model = _parts(form)
+    form, model = variants.split_form(form, (*FORMS, variants.SFT), FORMS[0])
     config = defaults.get_config()
     config.name, config.steps = name, steps
     config.env = defaults.environment(name, **params)
@@ -66,17 +66,3 @@ def _algorithm(form: str) -> ConfigDict:
         changes["baseline"] = "seat_ema"
     make = algorithms.magnetic_ppo if form.startswith("magnet") else algorithms.ppo
     return make(**changes)
-
-
-def _parts(form: str | None) -> tuple[str, str | None]:
-    """Split a form into form and model; None is the embedded model.
-
-    A model alone has the default form.
-    """
-    form, _, model = (form or FORMS[0]).partition("+")
-    if form in variants.VARIANTS and not model:
-        form, model = FORMS[0], form
-    if form not in (*FORMS, variants.SFT):
-        known = ", ".join((*FORMS, variants.SFT))
-        raise ValueError(f"form is {form!r}, but must be one of: {known}, MODEL or FORM+MODEL")
-    return form, None if model in ("", "tiny") else model

@@ -25,7 +25,7 @@ def task(
         small_episodes: Number of episodes per step for the embedded model.
         **params: Parameters of the task.
     """
-    algorithm, model = _parts(form, accepted)
+    algorithm, model = variants.split_form(form, accepted, accepted[0])
     config = defaults.get_config()
     config.algo = ALGORITHMS[algorithm]()
     config.steps = 100
@@ -42,12 +42,3 @@ def task(
         config.task.update(dict(n_episodes=small_episodes, max_new_tokens=2, max_num_seqs=32, max_length=768))
         config.eval.games = 32
     return config
-
-
-def _parts(form: str | None, accepted: tuple[str, ...]) -> tuple[str, str | None]:
-    """Split a form into algorithm and model; None is the embedded model."""
-    first, _, rest = (form or accepted[0]).partition("+")
-    algorithm, model = (first, rest) if first in ALGORITHMS else (accepted[0], form)
-    if algorithm not in accepted:
-        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(accepted)}, MODEL or ALGORITHM+MODEL")
-    return algorithm, None if model in ("", "tiny") else model

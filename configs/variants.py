@@ -9,6 +9,7 @@ from collections.abc import Collection
 from ml_collections import ConfigDict
 
 from configs import algorithms, defaults, meshes, models
+from registries import did_you_mean
 
 SFT, SCRATCH, BOTH = "sft", "scratch", "both"
 
@@ -101,10 +102,7 @@ def stages(variant: str | None, default: str = SCRATCH) -> tuple[str, str | None
     - `scratch`: Play, without imitation.
     - `both`: Imitate, then play.
     """
-    first, _, rest = (variant or "").partition("+")
-    named = first in (SFT, SCRATCH, BOTH)
-    model = rest if named else variant
-    return first if named else default, None if model in (None, "", "tiny") else model
+    return split_form(variant, (SFT, SCRATCH, BOTH), default)
 
 
 def only_first_stage(config: ConfigDict) -> ConfigDict:
@@ -124,19 +122,24 @@ def split_form(form: str | None, forms: Collection[str], default: str) -> tuple[
         forms: Names of all forms.
         default: Form of a model alone, or without either.
     """
-    form, _, model = (form or default).partition("+")
-    if form in VARIANTS and not model:
-        form, model = default, form
-    if form not in forms:
-        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(forms)}, MODEL or FORM+MODEL")
-    return form, None if model in ("", "tiny") else model
+    first, _, model = (form or default).partition("+")
+    if first in VARIANTS and not model:
+        first, model = default, first
+    wrong = [word for word, known in ((first, forms), (model or "tiny", VARIANTS)) if word not in known]
+    if wrong:
+        raise ValueError(
+            f"form is {form!r}, but must be one of: {', '.join(forms)}, MODEL or FORM+MODEL, where MODEL is one of: "
+            f"{', '.join(VARIANTS)}{did_you_mean(wrong[0], (*forms, *VARIANTS))}"
+        )
+    return first, None if model in ("", "tiny") else model
 
 
 def choose(config: ConfigDict, model: str | None) -> ConfigDict:
     """Return the config with the named model; None is the embedded model."""
     if model is not None and model not in VARIANTS:
-        known = f"{', '.join(VARIANTS)}, optionally after {SFT}+, {SCRATCH}+ or {BOTH}+ (imitate a bot, play, or both)"
-        raise ValueError(f"variant is {model!r}, but must be one of: {known}")
+        raise ValueError(
+            f"model is {model!r}, but must be one of: {', '.join(VARIANTS)}{did_you_mean(model, VARIANTS)}"
+        )
     return VARIANTS[model or "tiny"](config)
 
 

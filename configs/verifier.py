@@ -49,9 +49,4 @@ def parts(form: str | None) -> tuple[str, str | None]:
 
     A model alone has the task gsm8k.
     """
-    task, _, model = (form or "arithmetic").partition("+")
-    if task in variants.VARIANTS and not model:
-        task, model = "gsm8k", task
-    if task not in TASKS:
-        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(TASKS)}, MODEL or TASK+MODEL")
-    return task, None if model in ("", "tiny") else model
+    return variants.split_form(form or "arithmetic", TASKS, "gsm8k")

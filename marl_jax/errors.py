@@ -1,8 +1,5 @@
 """Errors that a user can fix, which `launch.py` prints without a traceback."""
 
-import difflib
-from collections.abc import Iterable
-
 
 class RunError(Exception):
     """An error that ends a run; `launch.py` prints the message and exits with status 1."""
@@ -29,18 +26,6 @@ def user_errors() -> tuple[type[Exception], ...]:
     from models.fetch import FetchError
 
     return RunError, MergeError, DataError, FetchError, ModelFileError
-
-
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return a hint with the most similar known word, or "".
-
-    Args:
-        word: Unknown word.
-        known: Known words.
-        cutoff: Minimum similarity, from 0 to 1.
-    """
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def nearest(size: int, by: int) -> tuple[int, ...]:

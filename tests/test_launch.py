@@ -23,6 +23,7 @@ from marl_jax.schema.validate import fields
 pytestmark = pytest.mark.quick
 
 ROOT = Path(launch.__file__).parent
+ARITHMETIC = f"--config={ROOT}/experiments/arithmetic.py"
 TIC_TAC_TOE = f"--config={ROOT}/experiments/tic_tac_toe_selfplay.py"
 
 
@@ -87,20 +88,45 @@ def test_parameters_of_the_game_may_be_new(started):
         ([TIC_TAC_TOE, "--config.env.params.x.y=3"], "--config.env.params.x.y=3: there is no such field"),
         ([TIC_TAC_TOE, "--config.model.shape.n_heads=0"], "config.model.shape: n_heads is 0, but must be "),
         ([TIC_TAC_TOE, "--config.model.shape.family=foo"], "config.model.shape: family is 'foo', but must be "),
-        ([TIC_TAC_TOE + ":gpt-5"], "variant is 'gpt-5', but must be one of: tiny, smollm2"),
+        ([TIC_TAC_TOE + ":gpt-5"], "form is 'gpt-5', but must be one of: sft, scratch, both, MODEL or FORM+MODEL"),
+        ([ARITHMETIC + ":qwen"], "form is 'qwen', but must be one of: grpo, ppo, at_grpo, MODEL or FORM+MODEL, where "
+            "MODEL is one of: tiny, smollm2, smollm2-lora, qwen2.5-0.5b, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, "
+            "qwen2.5-7b, qwen3-1.7b, qwen3-8b; did you mean qwen2.5-0.5b?\n"),
+        ([ARITHMETIC + ":grpo+smolm2"], "form is 'grpo+smolm2', but must be one of: grpo, ppo, at_grpo, MODEL or "),
+        ([ARITHMETIC + ":AT-GRPO"], "; did you mean at_grpo?\n"),
+        ([ARITHMETIC, "--config.task.params.level=3"], "config.task.params: arithmetic has no parameter 'level'; "
+            "its parameters are: continuation, levels, n_examples, seed; did you mean levels?\n"),
+        ([ARITHMETIC, "--config.task.params.levels=many"], "config.task.params: arithmetic: levels is 'many', but "
+            "must be of type tuple[int, ...]\n"),
+        ([ARITHMETIC, "--config.task.name=program"], "config.task.params: program needs the parameter 'program'\n"),
         ([TIC_TAC_TOE, "--config.optm.lr=1"], "--config.optm.lr is not a field; did you mean optim.lr?"),
         ([TIC_TAC_TOE, "--config.steps=many"], "--config.steps=many: the value must be an integer, such as "),
         ([TIC_TAC_TOE, "--config.optim.lr=fast"], "--config.optim.lr=fast: the value must be a number, such as "),
         ([TIC_TAC_TOE, "--config.log.wandb=maybe"], "--config.log.wandb=maybe: the value must be true or false"),
         ([TIC_TAC_TOE, "--config.algo=ppo"], "--config.algo is a group of fields: algo."),
         ([TIC_TAC_TOE, "--mode=trian"], "--mode is trian, but must be one of: train, "),
+        ([TIC_TAC_TOE, "--mode=trian"], "; did you mean train?\n"),
+        ([TIC_TAC_TOE, "--mode=test"], "; did you mean eval?\n"),
         ([TIC_TAC_TOE, "--wrokdir=x"], "--wrokdir is not a flag; flags: --"),
+        ([TIC_TAC_TOE, "--wrokdir=x"], "; did you mean --workdir?\n"),
+        ([TIC_TAC_TOE, "--lr=1"], "--lr is not a flag; flags: --config, --workdir, "),
+        ([TIC_TAC_TOE, "--lr=1"], "and --config.FIELD for every field; did you mean --config.optim.lr?\n"),
+        ([TIC_TAC_TOE, "--model.name=tiny"], "; did you mean --config.model.name?\n"),
+        ([TIC_TAC_TOE, "--output_dir=x"], "; did you mean --workdir?\n"),
         ([TIC_TAC_TOE, "x"], "'x' is not a flag"),
+        ([TIC_TAC_TOE, "steps=3"], "'steps=3' is not a flag; flags start with --; did you mean --config.steps=3?\n"),
+        (["train", TIC_TAC_TOE], "'train' is not a flag; flags start with --; did you mean --mode=train?\n"),
+        (["experiments/kuhn.py"], "did you mean --config=experiments/kuhn.py?\n"),
+        (["--config=experiments/tictactoe.py"], "; did you mean tic_tac_toe_selfplay.py?\n"),
+        (["--config=Hanabi"], "; did you mean hanabi_selfplay.py?\n"),
         (["--config.steps=3"], "--config=experiments/NAME.py or the --workdir of an existing run is required"),
         (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist; pass --config=experiments/NAME.py"),
         (["--workdir=.", "--mode=report"], ". is not the folder of a run: config.json does not exist\n"),
         ([TIC_TAC_TOE, "--config.algo.name=grpo"], "config.opponents has players other than the learner"),
-        ([TIC_TAC_TOE, "--config.algo.name=gpro"], "unknown algorithm 'gpro'; must be one of: ppo, grpo"),
+        ([TIC_TAC_TOE, "--config.algo.name=gpro"], "config.algo.name is 'gpro', but must be one of: ppo, grpo"),
+        ([TIC_TAC_TOE, "--config.algo.name=GRPO"], "; did you mean grpo?\n"),
+        ([TIC_TAC_TOE, "--config.algo.name=rloo"], "; did you mean --config.algo.name=grpo --config.algo.group_bas"),
+        ([TIC_TAC_TOE, "--config.algo.name=Dr. GRPO"], "; did you mean --config.algo.name=grpo --config.algo.group"),
         ([TIC_TAC_TOE, "--config.algo.name="], "config.algo.name is '', but must be one of: ppo, grpo, at_grpo, sft"),
         ([TIC_TAC_TOE, "--config.algo.group_size=4"], "--config.algo.group_size is not a field of ppo; its fields: "),
         ([TIC_TAC_TOE, "--config.algo.name=grpo", "--config.algo.lam=1"], "--config.algo.lam is not a field of grpo"),
@@ -258,6 +284,27 @@ def test_the_best_metric_follows_the_opponents(started, caplog):
     caplog.clear()
     assert launch.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=('minimax','random')"]) == 0
     assert started[2][1]["config"].checkpoint.best_metric == "random/win_rate" and not caplog.text
+
+
+@pytest.mark.parametrize("experiment, metric", [(TIC_TAC_TOE, "random/win_rate"), (ARITHMETIC, "self/success")])
+def test_without_evaluations_no_metric_selects_the_best_checkpoint(capsys, started, caplog, experiment, metric):
+    assert launch.main(["launch.py", experiment, "--config.eval.every=0"]) == 0
+    assert started[0][1]["config"].checkpoint.best_metric == ""
+    assert f"checkpoint.best_metric was {metric!r}, but eval.every is 0; only the newest" in caplog.text
+    message = refused(capsys, experiment, "--config.eval.every=0", f"--config.checkpoint.best_metric={metric}")
+    assert message == f"launch.py: config.checkpoint.best_metric is {metric!r}, but must be '' with eval.every 0\n"
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_the_warmup_of_a_short_run_is_shortened(capsys, started, caplog, steps):
+    assert launch.main(["launch.py", ARITHMETIC, f"--config.steps={steps}"]) == 0
+    assert started[0][1]["config"].optim.warmup == steps - 1
+    assert f"optim.warmup was 5, but must be less than steps ({steps}); it is now {steps - 1}" in caplog.text
+    caplog.clear()
+    assert launch.main(["launch.py", ARITHMETIC, "--config.steps=6"]) == 0
+    assert started[1][1]["config"].optim.warmup == 5 and not caplog.text
+    message = refused(capsys, ARITHMETIC, f"--config.steps={steps}", "--config.optim.warmup=5")
+    assert f"config.optim.warmup is 5 with steps {steps}, but must be less than steps" in message
 
 
 def test_an_overridden_best_metric_is_not_replaced(capsys, started):

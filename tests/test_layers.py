@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "experiments": {"configs"},
     # The fields of a run, with their defaults and rules, are written once, in `marl_jax`. Configs are built from them,
     # and only from those modules of it that need no JAX (`LIGHT`).
-    "configs": {"marl_jax"},
+    "configs": {"marl_jax", "registries"},
     "models": {"registries"},
     "envs": {"registries"},
     "marl_jax": {"models", "envs", "registries"},

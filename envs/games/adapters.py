@@ -142,7 +142,7 @@ class GymEnv(_GymBase):
         seat: int = 0,
         others: Bot | None = None,
         observation: str = "numbers",
-        style: str = "full",
+        text: str = "full",
         weights: Sequence[float] = (1.0, 1.0, 1.0),
     ):
         if gymnasium is None:
@@ -150,7 +150,7 @@ class GymEnv(_GymBase):
         check_range(game.name, "seat", seat, 0, game.n_players - 1)
         self.game, self.seat, self.others = game, seat, others
         self.render_mode = "ansi"
-        self._table = _Table(game, make_text(game, style), observation, weights)
+        self._table = _Table(game, make_text(game, text), observation, weights)
         self.observation_space, self.action_space = self._table.spaces()
         self._act = jax.jit(others.act) if others else None
         self._rng = np.random.default_rng()
@@ -214,7 +214,7 @@ class PettingZooEnv(_AECBase):
         game: Game,
         *,
         observation: str = "numbers",
-        style: str = "full",
+        text: str = "full",
         weights: Sequence[float] = (1.0, 1.0, 1.0),
     ):
         if pettingzoo is None or gymnasium is None:
@@ -227,7 +227,7 @@ class PettingZooEnv(_AECBase):
         self.render_mode = "ansi"
         self.possible_agents = [f"player_{i}" for i in range(game.n_players)]
         self._seat = {agent: i for i, agent in enumerate(self.possible_agents)}
-        self._table = _Table(game, make_text(game, style), observation, weights)
+        self._table = _Table(game, make_text(game, text), observation, weights)
         spaces = {agent: self._table.spaces() for agent in self.possible_agents}
         self.observation_spaces = {agent: space[0] for agent, space in spaces.items()}
         self.action_spaces = {agent: space[1] for agent, space in spaces.items()}

@@ -1,8 +1,6 @@
 """Functions that build games and their texts by name (see `envs.games.entry`)."""
 
 import dataclasses
-import math
-import types
 import typing
 from typing import Any
 
@@ -11,6 +9,7 @@ from envs.games.game import Game, check_choice
 from envs.games.puzzle import Puzzle
 from envs.games.roles import TwoRole
 from envs.games.text import STYLES, Text
+from envs.parameters import check_names, check_types
 
 _ROLES = ("one", "two")
 
@@ -40,14 +39,9 @@ def make(name: str, **params: Any) -> Game:
     for_roles = _fields(TwoRole) - {"game"} if issubclass(cls, Puzzle) else set()
     accepted = _fields(cls) | for_roles
     accepted |= ({"roles"} if for_roles else set()) | ({"preset"} if presets else set())
-    for field in params:
-        if field not in accepted:
-            known = ", ".join(sorted(accepted)) or "none"
-            raise ValueError(f"{name} has no parameter {field!r}; its parameters are: {known}")
+    check_names(name, params, accepted)
     hints = {field: hint for owner in (TwoRole, cls) for field, hint in typing.get_type_hints(owner).items()}
-    for field, value in params.items():
-        if field in _fields(cls) | for_roles and not _is(value, hints[field]):
-            raise ValueError(f"{name}: {field} is {value!r}, but must be of type {_words(hints[field])}")
+    check_types(name, params, {field: hints[field] for field in _fields(cls) | for_roles})
     if not issubclass(cls, Puzzle):
         return cls(**params)
     roles = params.pop("roles", "one")
@@ -64,28 +58,6 @@ def symmetry(game: Game) -> Symmetries | None:
     """Return the symmetries of a game for self-play augmentation, or None."""
     make_symmetry = GAMES.get(game.name).symmetry
     return None if make_symmetry is None else make_symmetry(game)
-
-
-def _is(value: Any, hint: Any) -> bool:
-    """Return whether a value has a field's type.
-
-    An int is a valid float, but a bool is not a valid number.
-    """
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_is(value, one) for one in typing.get_args(hint))
-    kind = typing.get_origin(hint) or hint
-    if kind in (None, type(None), Any):
-        return kind is Any or value is None
-    if kind in (int, float):
-        right = isinstance(value, int | kind) and not isinstance(value, bool)
-        return right and (kind is int or math.isfinite(value))
-    return isinstance(value, kind)
-
-
-def _words(hint: Any) -> str:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(map(_words, typing.get_args(hint)))
-    return "None" if hint is type(None) else getattr(hint, "__name__", str(hint))
 
 
 def _fields(cls: type) -> set[str]:

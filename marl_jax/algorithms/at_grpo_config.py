@@ -28,7 +28,7 @@ class ATGRPOSettings(GroupSettings):
 
 def check(c: ConfigDict) -> Iterator[str]:
     """Yield the problems of a config with AT-GRPO."""
-    from envs.tasks import TASKS
+    from envs.tasks import make_task
 
     yield from check_train_turns(c)
     yield from check_overlong(c)
@@ -44,7 +44,7 @@ def check(c: ConfigDict) -> Iterator[str]:
                 f"config.algo.{name} is {c.algo[name]!r}, but must be {default!r} for tasks, which score candidates "
                 "and keep one themselves. Use task.params instead"
             )
-    workflow = TASKS.get(c.task.name)(**c.task.params.to_dict()).graph
+    workflow = make_task(c.task.name, **c.task.params.to_dict()).graph
     for node in workflow.nodes.values() if workflow is not None else ():
         for step in node.steps if not node.is_last else ():
             if step.rewards is None:

@@ -38,12 +38,12 @@ class VerifierSettings(LearnerSettings):
 
 def check(c: ConfigDict) -> Iterator[str]:
     """Yield the problems of a config with verifier training."""
-    from envs.tasks import TASKS
+    from envs.tasks import make_task
 
     if not c.task.name:
         yield f"config.algo.name is 'verifier' with env.name {c.env.name!r}, but it must be a task of one role"
         return
-    roles = tuple(TASKS.get(c.task.name)(**c.task.params.to_dict()).roles)
+    roles = tuple(make_task(c.task.name, **c.task.params.to_dict()).roles)
     if len(roles) != 1:
         subject = f"config.task.name is {c.task.name!r} with the roles {', '.join(roles)} and algo.name 'verifier'"
         yield f"{subject}, but must be a task of one role. Choose another task or other task.params"

@@ -14,13 +14,14 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from marl_jax.agents.seating import BOT, seat_names
-from marl_jax.errors import did_you_mean, nearest
+from marl_jax.errors import nearest
 from marl_jax.fields import STEP
 from marl_jax.schema import batches
 from marl_jax.schema.run_fields import LORA_TARGETS
 from models import registry as models
 from models.config import ModelConfig
 from models.families import FAMILIES
+from registries import did_you_mean
 
 
 def _batch(c: ConfigDict) -> Iterator[str]:

@@ -25,8 +25,8 @@ from ml_collections import ConfigDict, config_flags
 from marl_jax import fields
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.errors import ConfigError
-from marl_jax.schema import run_fields, saved
-from registries import load_plugins
+from marl_jax.schema import adjustments, renamed, run_fields, saved
+from registries import did_you_mean, load_plugins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ALONE = ("serve",)
@@ -90,7 +90,8 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     mode, _ = take(argv, "mode")
     alone = mode in ALONE and place is None and not (workdir and Path(workdir, "config.json").expanduser().exists())
     if place is None and workdir is None and not alone:
-        raise ConfigError(["--config=experiments/NAME.py or the --workdir of an existing run is required"])
+        words = [wrong_word(arg, modes) for arg in argv[1:] if not arg.startswith("-")]
+        raise ConfigError(words or ["--config=experiments/NAME.py or the --workdir of an existing run is required"])
     path, _, variant = (place or "").partition(":")
     # A report needs an existing run; the other modes can start from a config.
     hint = "" if mode == "report" else "; pass --config=experiments/NAME.py"
@@ -119,22 +120,19 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     if problems:
         raise ConfigError(problems)
 
-    opponents = base.eval.opponents if "eval.opponents" in overrides else None
+    opponents = base.eval.opponents
     argv = [arg for arg in argv if not ((match := OVERRIDE.match(arg)) and match[2] in opened)]
     values = define(base, argv, modes)
     try:
         rest = values(argv)
     except flags.UnrecognizedFlagError as error:
-        known = [flag for flag in values if len(flag) > 1]
-        raise ConfigError([f"--{error.flagname} is not a flag; flags: --{', --'.join(known)}"]) from error
+        raise ConfigError([wrong_flag(base, error.flagname, [flag for flag in values if len(flag) > 1])]) from error
     except (flags.Error, ValueError, TypeError) as error:
         raise ConfigError([wrong_value(base, overrides, error)]) from error
     if len(rest) > 1:
-        raise ConfigError([f"{rest[1]!r} is not a flag; flags start with --"])
+        raise ConfigError([wrong_word(rest[1], modes)])
     set_open_fields(values.config, opened)
-    warnings: tuple[str, ...] = ()
-    if opponents is not None and "checkpoint.best_metric" not in overrides:
-        warnings = follow_opponents(values.config, opponents)
+    warnings = adjustments.adjust(values.config, overrides, opponents)
     name = mode or "" if alone else Path(path).stem + (f"-{variant}" if variant else "")
     return Command(values, values.config, name, warnings)
 
@@ -163,7 +161,8 @@ def load_experiment(path: str, variant: str | None) -> ConfigDict:
     """
     if not Path(path).is_file() or Path(path).suffix != ".py":
         known = sorted(file.name for file in (REPOSITORY / "experiments").glob("[!_]*.py"))
-        raise ConfigError([f"--config={path}: no such Python file; experiments: {', '.join(known)}"])
+        hint = did_you_mean(f"{Path(path).stem}.py", known)
+        raise ConfigError([f"--config={path}: no such Python file; experiments: {', '.join(known)}{hint}"])
     spec = importlib.util.spec_from_file_location("experiment", path)
     assert spec is not None and spec.loader is not None  # the file exists and is a Python file
     module = importlib.util.module_from_spec(spec)
@@ -199,6 +198,8 @@ def import_plugins(config: ConfigDict, argv: list[str]) -> list[str]:
 
 def switch_algorithm(algo: ConfigDict, name: str) -> ConfigDict:
     """Return the fields of another algorithm, keeping changed values of fields that both have."""
+    if name not in ALGORITHMS:
+        raise ConfigError([renamed.unknown_algorithm(name)])
     try:
         new = ALGORITHMS.get(name).fields
     except ValueError as error:
@@ -209,31 +210,32 @@ def switch_algorithm(algo: ConfigDict, name: str) -> ConfigDict:
     return algo if name == algo.name else ConfigDict({"name": name, **fields.defaults(new), **kept})
 
 
-def follow_opponents(config: ConfigDict, before: Sequence[str]) -> tuple[str, ...]:
-    """Update `checkpoint.best_metric` if an override of `eval.opponents` removed its opponent.
-
-    The first opponent replaces the removed one. Without opponents, no metric selects the best checkpoint.
-
-    Args:
-        config: Config of the run, updated in place.
-        before: Value of `eval.opponents` before the override.
-
-    Returns:
-        Warnings to log.
-    """
-    metric = config.checkpoint.best_metric
-    if not fields.TEXTS.holds(config.eval.opponents):
-        return ()  # reported with the other fields
-    opponent, _, figure = metric.partition("/")
-    names = [Path(name).name for name in config.eval.opponents]
-    if opponent in names or opponent not in [Path(name).name for name in before]:
-        return ()
-    config.checkpoint.best_metric = f"{names[0]}/{figure}" if names else ""
-    change = f"it is now {config.checkpoint.best_metric!r}" if names else "only the newest checkpoints are kept"
-    return (f"checkpoint.best_metric was {metric!r}, but eval.opponents no longer has {opponent!r}; {change}",)
-
-
 # --------------------------------------------------------------------------------------------- fields and values
+
+
+def wrong_mode(mode: str, modes: Sequence[str]) -> str:
+    """Return the problem with a mode that does not exist, with a suggestion."""
+    hint = f"; did you mean {renamed.MODES[mode]}?" if mode in renamed.MODES else did_you_mean(mode, modes)
+    return f"--mode is {mode}, but must be one of: {', '.join(modes)}{hint}"
+
+
+def wrong_flag(config: ConfigDict, flag: str, flags: Sequence[str]) -> str:
+    """Return the problem with a flag that does not exist, with a suggestion."""
+    from marl_jax.schema import validate  # imported here because the registries import JAX
+
+    fields = [name for name, _ in validate.fields(config)]
+    meant = [flag] if flag in fields else [name for name in renamed.elsewhere(flag) if name in fields or name[0] == "-"]
+    meant = meant or [name for name in fields if renamed.last_word(name) == renamed.last_word(flag)]
+    names = " or ".join(name if name[0] == "-" else f"--config.{name}" for name in meant)
+    hint = f"; did you mean {names}?" if names else did_you_mean(f"--{flag}", [f"--{name}" for name in flags])
+    return f"--{flag} is not a flag; flags: --{', --'.join(flags)}, and --config.FIELD for every field{hint}"
+
+
+def wrong_word(word: str, modes: Sequence[str]) -> str:
+    """Return the problem with an argument without a dash, with a suggestion."""
+    meant = f"--config.{word.removeprefix('config.')}" if "=" in word else f"--config={word}"
+    meant = f"--mode={word}" if word in modes else meant
+    return f"{word!r} is not a flag; flags start with --; did you mean {meant}?"
 
 
 def wrong_field(config: ConfigDict, field: str) -> list[str]:

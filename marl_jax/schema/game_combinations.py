@@ -180,7 +180,7 @@ def _best(c: ConfigDict) -> Iterator[str]:
             f"game_length, {', '.join(metrics)}, or one of them with _low or _high"
         )
     if not c.eval.every:
-        yield f"config.checkpoint.best_metric is {best_metric!r} with eval.every 0, but eval.every must be >= 1"
+        yield f"config.checkpoint.best_metric is {best_metric!r}, but must be '' with eval.every 0"
 
 
 def _rewards(c: ConfigDict) -> Iterator[str]:

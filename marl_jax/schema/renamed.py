@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ml_collections import ConfigDict
+
+from marl_jax.algorithms import ALGORITHMS
+from registries import did_you_mean
 
 RENAMED: dict[str, str] = {
     "algo.answers": "algo.completions",
@@ -94,6 +98,29 @@ _ELSEWHERE: dict[tuple[str, ...], str] = {
 ELSEWHERE = {name: meant for meant, names in _ELSEWHERE.items() for name in names.split()}
 """Field name in other libraries (TRL, Transformers, verl, CleanRL, …) → field or flag here."""
 
+MODES = {
+    "chat": "play or serve",
+    "evaluation": "eval",
+    "finetune": "train",
+    "generate": "serve",
+    "resume": "train",
+    "sft": "train with --config.algo.name=sft",
+    "test": "eval",
+    "validate": "eval",
+    "validation": "eval",
+}
+"""Name of a mode in other libraries → mode here."""
+
+_SETTINGS = {
+    "dapo": "--config.algo.name=grpo with the settings of configs.published.dapo",
+    "drgrpo": "--config.algo.name=grpo --config.algo.group_std=False --config.algo.loss_agg=constant",
+    "gspo": "--config.algo.name=grpo --config.algo.ratio=sequence",
+    "mappo": "--config.algo.name=ppo --config.algo.critic=central",
+    "maporl": "--config.algo.name=ppo with the settings of configs.published.maporl",
+    "rloo": "--config.algo.name=grpo --config.algo.group_baseline=leave_one_out --config.algo.group_std=False",
+}
+"""Algorithm without a name here → algorithm and settings."""
+
 VALUES: dict[tuple[str, Any], str] = {
     ("algo.critic", "role"): "algo.baseline 'seat_ema'",
     ("algo.critic_reads", "answer"): "'completion'",
@@ -121,6 +148,13 @@ def elsewhere(name: str) -> tuple[str, ...]:
 def last_word(name: str) -> str:
     """Return the field name without its groups, with underscores for dashes."""
     return name.rpartition(".")[2].replace("-", "_")
+
+
+def unknown_algorithm(name: str) -> str:
+    """Return the problem with an algorithm that does not exist, with a suggestion."""
+    settings = _SETTINGS.get(re.sub(r"\W|_", "", str(name)).lower())
+    hint = f"; did you mean {settings}?" if settings else did_you_mean(str(name), ALGORITHMS)
+    return f"config.algo.name is {name!r}, but must be one of: {', '.join(ALGORITHMS)}{hint}"
 
 
 def value(name: str, old: Any) -> str | None:

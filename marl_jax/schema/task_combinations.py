@@ -6,31 +6,24 @@ They run after every field and name has been checked on its own and the task has
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from ml_collections import ConfigDict
 
+from envs.tasks import make_task
+from envs.tasks.task import Task
 from marl_jax.agents.seating import BOT
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.schema import combinations
 from marl_jax.serving.remote import is_remote
-from registries import Registry
 
 
-def tasks() -> Registry:
-    """Return the registry of tasks."""
-    from envs.tasks import TASKS
-
-    return TASKS
-
-
-def make(c: ConfigDict) -> Any:
+def make(c: ConfigDict) -> Task:
     """Build the task of a config.
 
     Raises:
-        TypeError, ValueError: If the task does not accept its parameters.
+        ValueError: If the task does not accept its parameters.
     """
-    return tasks().get(c.task.name)(**c.task.params.to_dict())
+    return make_task(c.task.name, **c.task.params.to_dict())
 
 
 def _seats(c: ConfigDict) -> Iterator[str]:
@@ -91,7 +84,7 @@ def _best(c: ConfigDict) -> Iterator[str]:
             "self/success or self/reward, or one of them with _low or _high"
         )
     if not c.eval.every:
-        yield f"config.checkpoint.best_metric is {best_metric!r} with eval.every 0, but eval.every must be >= 1"
+        yield f"config.checkpoint.best_metric is {best_metric!r}, but must be '' with eval.every 0"
 
 
 COMBINATIONS = (_seats, _games_only, _length, _evaluation, _best)

@@ -15,12 +15,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from envs.games import registry as games
+from envs.tasks import TASKS
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.errors import ConfigError, did_you_mean
+from marl_jax.errors import ConfigError
 from marl_jax.fields import OPEN, Field
 from marl_jax.schema import combinations, game_combinations, renamed, run_fields, stages, task_combinations
 from models import registry as models
-from registries import load_plugins
+from registries import did_you_mean, load_plugins
 
 LEARNING_MODES = ("train", "compile")
 
@@ -130,7 +131,7 @@ def _single_fields(config: ConfigDict) -> Iterator[str]:
         elif not field.rule.holds(value):
             yield renamed.value(name, value) or f"config.{name} is {value!r}, but must be {field.rule.accepted}"
     if algorithm is not None and algorithm not in ALGORITHMS:
-        yield _unknown("algo.name", algorithm, ALGORITHMS.names())
+        yield renamed.unknown_algorithm(algorithm)
     for agent, player in config.get("agents", {}).items():
         if not isinstance(player, str):
             yield f"config.agents.{agent} is {player!r}, but must be the name of a policy or bot:NAME"
@@ -154,8 +155,8 @@ def _names(config: ConfigDict) -> Iterator[str]:
         yield f"config.env.name is {game!r} and task.name is {task!r}, but exactly one of them must be set"
     elif game and game not in games.GAMES:
         yield _unknown("env.name", game, tuple(games.GAMES))
-    elif task and task not in task_combinations.tasks():
-        yield _unknown("task.name", task, task_combinations.tasks().names())
+    elif task and task not in TASKS:
+        yield _unknown("task.name", task, TASKS.names())
     for name, value in fields(config):
         if run_fields.field_name(name) != "model.name":
             continue

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from envs.tasks import TASKS
+from envs.tasks import make_task
 from envs.tasks.data import fingerprint_of
 from envs.tasks.task import Task
 from envs.tasks.workflow.draw import draw
@@ -198,7 +198,7 @@ def make(
     _check_sizes(config, mesh)
     algorithm = ALGORITHMS.get(config.algo.name)
     policies = tuple(config.policies)
-    task = TASKS.get(config.task.name)(**config.task.params.to_dict())
+    task = make_task(config.task.name, **config.task.params.to_dict())
     if not isinstance(task, Task):
         raise ConfigError(
             [f"config.task.name is {config.task.name!r}, but its class must be a subclass of envs.tasks.task.Task"]

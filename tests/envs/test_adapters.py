@@ -1,16 +1,19 @@
 """The games under Gymnasium's and PettingZoo's own checks, and the examples of docs/adapters.md."""
 
 import contextlib
+import inspect
 import io
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from envs.games import adapters
-from envs.games.registry import make
+from envs.games.registry import make, make_text
 from envs.games.roles import TwoRole
+from envs.games.text import STYLES
 from envs.games.tic_tac_toe.bots import MinimaxBot
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -29,6 +32,24 @@ def test_the_page_prints_what_it_shows():
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(program, str(PAGE), "exec"), {})
     assert printed.getvalue() == shown
+
+
+def test_the_table_of_the_page_has_every_argument():
+    rows = re.findall(r"^\| (`.*?`) \|", PAGE.read_text(), re.MULTILINE)
+    classes = (adapters.GymEnv, adapters.PettingZooEnv)
+    arguments = {name for cls in classes for name in inspect.signature(cls).parameters} - {"game"}
+    assert {name for row in rows for name in re.findall(r"\w+", row)} == arguments
+
+
+def test_the_text_is_that_of_the_config_field():
+    """`text` has the values of `env.text` and decides both the text and the numbers."""
+    game = make("tic_tac_toe")
+    for style in STYLES:
+        env = adapters.GymEnv(game, observation="text", text=style)
+        state = game.reset(jax.random.key(0))
+        assert env.reset(seed=0)[0]["observation"] == make_text(game, style).observe(state, 0)
+    with pytest.raises(ValueError, match="text style is 'chat', but must be one of: full, compact, brief"):
+        adapters.GymEnv(game, text="chat")
 
 
 @pytest.fixture(scope="module")

@@ -81,9 +81,9 @@ def served(sampler, names=("one", "two"), tokenizer=None, **options):
 
 
 @contextlib.contextmanager
-def endpoint(sampler, **settings):
+def endpoint(sampler, names=("one", "two"), **settings):
     """(address, endpoint) of a server in a thread."""
-    found = Endpoint(served(sampler), **settings)
+    found = Endpoint(served(sampler, names), **settings)
     with in_thread(found.application()) as url:
         yield url, found
 

@@ -7,6 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import algorithms, defaults, models, planning, poker, published
+from envs.tasks import TASKS
 from experiments import (
     connect_four_selfplay,
     hanabi_selfplay,
@@ -22,8 +23,7 @@ from marl_jax.algorithms.algorithm import Algorithm
 from marl_jax.errors import ConfigError, nearest
 from marl_jax.fields import number
 from marl_jax.learning.settings import LearnerSettings, redefault, setting
-from marl_jax.schema import batches, task_combinations, validate
-from registries import Registry
+from marl_jax.schema import batches, validate
 
 pytestmark = pytest.mark.quick
 
@@ -329,9 +329,7 @@ def sums(monkeypatch):
         digits: int = 1
         roles = ("solver", "checker")
 
-    registry = Registry("tasks")
-    registry.add("sums", Sums)
-    monkeypatch.setattr(task_combinations, "tasks", lambda: registry)
+    monkeypatch.setattr(TASKS, "_entries", {"sums": Sums})
     config = defaults.get_config()
     defaults.use_task(config, "sums", digits=2)
     return config
@@ -350,7 +348,11 @@ def test_the_environment_is_a_game_or_a_task(sums):
     [
         (dict(task__name="smus"), "config.task.name is 'smus', but must be one of: sums; did you mean sums?"),
         (dict(task__n_episodes=12, algo=algorithms.grpo()), "config.task.n_episodes is 12, but must be a multiple of"),
-        (dict(task__params={"size": 4}), "config.task.params: "),
+        (
+            dict(task__params={"size": 4}),
+            "config.task.params: sums has no parameter 'size'; its parameters are: digits",
+        ),
+        (dict(task__params={"digits": "x"}), "config.task.params: sums: digits is 'x', but must be of type int"),
         (dict(agents={"solver": "main"}), "config.agents has no policy for checker, but must name every seat or 'all'"),
         (dict(agents={"all": "main", "judge": "main"}), "config.agents.judge is not a seat of sums; choose from: all"),
         (dict(task__time_limit=0.0), "config.task.time_limit is 0.0, but must be a number > 0"),

@@ -17,20 +17,28 @@ import launch
 from marl_jax.errors import ConfigError
 from marl_jax.schema import flags, validate
 from marl_jax.serving.sessions.traces import TraceFile, read_traces
+from marl_jax.setup.served_models import ModelPlace
 from tests.marl_jax import tiny_run
 from tests.marl_jax.tiny_serving import Parrot, endpoint, served
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
 SHELL = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [line.partition(" # ")[0] for block in SHELL for line in block.splitlines() if "launch.py" in line]
 ADDRESS = "http://127.0.0.1:8000"
+
+
+def first_served():
+    """The names that the first command of the page serves."""
+    config = flags.parse(shlex.split(COMMANDS[0])[1:], tuple(launch.MODES)).config
+    return [ModelPlace.parse(entry).name for entry in config.serve.models]
 
 
 @pytest.mark.skipif(not shutil.which("curl") or not shutil.which("bash"), reason="curl or bash is not installed")
 def test_the_requests_of_the_page_are_answered(tmp_path):
     blocks = [block for block in SHELL if "curl" in block]
     assert len(blocks) == 2 and sum(block.count("curl -") for block in blocks) == 9
-    with endpoint(Parrot(), traces=TraceFile(tmp_path / "traces.jsonl")) as (url, found):
+    with endpoint(Parrot(), first_served(), traces=TraceFile(tmp_path / "traces.jsonl")) as (url, found):
         for block in blocks:
             done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", block.replace(ADDRESS, url)], cwd=tmp_path, capture_output=True,
@@ -50,7 +58,7 @@ def test_the_client_of_the_page_is_answered():
     pytest.importorskip("openai", reason="openai is not installed (pip install -e .[test])")
     (code,) = [code for code in PYTHON if "OpenAI(" in code]
     printed = io.StringIO()
-    with endpoint(Parrot(lambda prompt: "ab")) as (url, _), contextlib.redirect_stdout(printed):
+    with endpoint(Parrot(lambda prompt: "ab"), first_served()) as (url, _), contextlib.redirect_stdout(printed):
         exec(compile(code.replace(ADDRESS, url), "docs/serving.md", "exec"), {})
     assert printed.getvalue() == "['ab', 'ab']\n"
 
@@ -82,13 +90,12 @@ def test_the_trainer_of_the_page_gets_conversations():
 
 
 def test_the_commands_of_the_page_are_accepted(tmp_path):
-    commands = [line.partition(" # ")[0] for block in SHELL for line in block.splitlines() if "launch.py" in line]
-    assert len(commands) == 6
+    assert len(COMMANDS) == 6
     (tmp_path / "config.json").write_text(json.dumps(tiny_run.get_config().to_dict()))
-    for command in commands:
+    for command in COMMANDS:
         arguments = shlex.split(command.replace("runs/mine", str(tmp_path)))[1:]
         found = flags.parse(arguments, tuple(launch.MODES))
         validate.check(found.config, found.values.mode)
-    assert flags.parse(shlex.split(commands[0])[1:], tuple(launch.MODES)).name == "serve"
+    assert flags.parse(shlex.split(COMMANDS[0])[1:], tuple(launch.MODES)).name == "serve"
     with pytest.raises(ConfigError, match="serve.models, --config.serve.runs, --config=experiments/NAME.py or"):
         flags.parse(["launch.py", "--mode=serve", f"--workdir={tmp_path / 'none'}"], tuple(launch.MODES))
