@@ -247,6 +247,15 @@ SERVE = {  # for --mode=serve and --mode=serve_reward
     "max_requests": Field(
         256, integer(1, 1 << 16), "Maximum number of concurrent requests; excess requests get HTTP 429"
     ),
+    "max_completions": Field(
+        4096, integer(1), "Maximum number of completions per request: prompts times n, or conversations to score"
+    ),
+    "max_messages": Field(4096, integer(1), "Maximum number of messages per conversation of a request"),
+    "max_request_tokens": Field(
+        1 << 22,
+        integer(1),
+        "Maximum number of tokens per request, of all prompts and completions; excess gets HTTP 413",
+    ),
     "time_limit": Field(600.0, number(0, above=True), "Time limit of a request in seconds"),
     "drain": Field(30.0, number(0), "Time in seconds for running requests to finish when the server stops"),
     "models": Field(

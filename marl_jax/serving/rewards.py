@@ -32,7 +32,6 @@ from marl_jax.serving.http.prometheus import ServerMetrics
 
 log = logging.getLogger(__name__)
 
-MAX_CHATS = 4096  # conversations in one request
 STOP_SECONDS = 30.0
 MAX_WAITING = 1 << 16  # waiting conversations; excess requests get status 429
 
@@ -138,7 +137,7 @@ def reward_app(
         limits: Limits on requests; None uses the defaults.
         step: Training step of the model, as reported by /health; None omits it.
     """
-    metrics = ServerMetrics()
+    metrics, limits = ServerMetrics(), limits or Limits()
     thread = ScoringThread(scorer.score, metrics)
 
     @contextlib.asynccontextmanager
@@ -148,8 +147,8 @@ def reward_app(
         await asyncio.to_thread(thread.stop)
 
     async def predict(request: Request) -> JSONResponse:
-        chats = _chats(await http.read_json(request))
-        readings = await asyncio.to_thread(_read, scorer, chats)
+        chats = _chats(await http.read_json(request), limits)
+        readings = await asyncio.to_thread(_read, scorer, chats, limits)
         scores = await http.unless_gone(request, thread.score(readings)) if readings else []
         return JSONResponse({"result": scores, "model": model, "version": version})
 
@@ -161,23 +160,26 @@ def reward_app(
     return http.application(routes, keys=keys, limits=limits, metrics=metrics, health=health, lifespan=running)
 
 
-def _chats(body: dict[str, Any]) -> list[Any]:
+def _chats(body: dict[str, Any], limits: Limits) -> list[Any]:
     if unknown := sorted(body.keys() - {"query_responses"}):
         raise ApiError(400, f"the field is {unknown[0]!r}, but must be query_responses", param=unknown[0][:100])
     chats = body.get("query_responses")
     if not isinstance(chats, list):
         raise ApiError(400, "query_responses must be a list of conversations", param="query_responses")
-    if len(chats) > MAX_CHATS:
-        message = f"query_responses has {len(chats)} conversations, but must have at most {MAX_CHATS}"
-        raise ApiError(400, message, param="query_responses")
+    limits.check("completions", len(chats), "query_responses")
+    for i, chat in enumerate(chats):
+        if isinstance(chat, list):
+            limits.check("messages", len(chat), f"query_responses[{i}]")
     return chats
 
 
-def _read(scorer: Scorer, chats: list[Any]) -> list[Reading]:
-    readings = []
+def _read(scorer: Scorer, chats: list[Any], limits: Limits) -> list[Reading]:
+    readings, tokens = [], 0
     for i, chat in enumerate(chats):
         try:
             readings.append(scorer.read(chat))
         except ChatError as error:
             raise ApiError(400, str(error), param=f"query_responses[{i}]", code="invalid_chat") from None
+        tokens += len(readings[-1].tokens)
+        limits.check("request_tokens", tokens, "query_responses")
     return readings

@@ -99,8 +99,10 @@ def read_settings(settings: ConfigDict) -> tuple[Keys, Limits]:
     keys = Keys.of(os.environ.get(settings.key_env, ""))
     check_address(settings.host, keys, f"set a key in the environment variable {settings.key_env}")
     limits = Limits(
-        body_bytes=int(settings.max_body * (1 << 20)), concurrent=settings.max_requests, seconds=settings.time_limit
-    )
+        body_bytes=int(settings.max_body * (1 << 20)), concurrent=settings.max_requests, seconds=settings.time_limit,
+        completions=settings.max_completions, messages=settings.max_messages,
+        request_tokens=settings.max_request_tokens,
+    )  # fmt: skip
     return keys, limits
 
 

@@ -37,6 +37,9 @@ class Limits:
         seconds: Time limit for a response. After it the client gets status 504, or a stream that has begun ends.
         body_seconds: Time limit for the body to arrive; after it the client gets status 408.
         retry_after: Seconds that a client with status 429 should wait.
+        completions: Maximum number of completions per request, prompts times n; more get status 413.
+        messages: Maximum number of messages per conversation; more get status 413.
+        request_tokens: Maximum number of tokens per request, prompts and completions together; more get status 413.
     """
 
     body_bytes: int = 8 << 20
@@ -44,6 +47,22 @@ class Limits:
     seconds: float = 600.0
     body_seconds: float = 30.0
     retry_after: int = 1
+    completions: int = 4096
+    messages: int = 4096
+    request_tokens: int = 1 << 22
+
+    def check(self, name: str, value: int, param: str | None = None) -> None:
+        """Reject a request whose number of completions, messages or tokens exceeds the limit.
+
+        Args:
+            name: Name of the limit; "max_" and the name is the config field.
+            value: Number in the request.
+            param: Field of the request that is too large.
+        """
+        most, noun = getattr(self, name), name.rpartition("_")[2]
+        if value > most:
+            message = f"the request has {value} {noun}, but must have at most {most} (serve.max_{name}). Split it."
+            raise ApiError(413, message, param=param, code="request_too_large")
 
 
 class RequestGuard:

@@ -22,9 +22,10 @@ from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.requests import OnTokens
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.openai import requests, text, tool_calls
 from marl_jax.serving.openai.json_output import JsonOutput
-from marl_jax.serving.openai.prompts import SHORT, Renderer
+from marl_jax.serving.openai.prompts import FEW, LONGEST_TOKEN, SHORT, Renderer
 from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.sessions.traces import CallTrace, TraceError, TraceFile
 from models.chat import ChatTemplateError
@@ -215,8 +216,8 @@ def prefix_of(model: ServedModel, request: CompletionRequest) -> str:
 async def opening(model: ServedModel, request: CompletionRequest) -> list[int]:
     """Return the token ids of a request without any history."""
     if request.prompts:
-        (prompt,) = request.prompts
-        return model.speaker.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return list((await encode_prompts(model, request)).prompts[0])
+    check_characters(model, sum(len(message["content"]) for message in request.messages), "messages")
     try:
         return await render(request, model.renderer.opening)
     except ChatTemplateError as error:  # without the file name, which clients should not see
@@ -225,12 +226,48 @@ async def opening(model: ServedModel, request: CompletionRequest) -> list[int]:
         raise ApiError(400, str(error)[:500], param="messages") from None
 
 
+async def encode_prompts(model: ServedModel, request: CompletionRequest) -> CompletionRequest:
+    """Return a text completion request with token ids as prompts.
+
+    Long texts are tokenized in a thread.
+    """
+    texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+    if not texts:
+        return request
+    check_characters(model, max(map(len, texts)), "prompt")
+
+    def encode() -> CompletionRequest:
+        tokenize = model.speaker.tokenizer.encode
+        return dataclasses.replace(
+            request, prompts=tuple(tokenize(one) if isinstance(one, str) else one for one in request.prompts)
+        )
+
+    return encode() if sum(map(len, texts)) <= SHORT else await asyncio.to_thread(encode)
+
+
+def check_characters(model: ServedModel, characters: int, param: str) -> None:
+    """Reject a text that cannot fit into the context, before it is tokenized."""
+    limit = model.speaker.max_length
+    if characters > limit * LONGEST_TOKEN:
+        message = f"the prompt has {characters} characters, but {model.name} supports at most {limit} tokens"
+        raise ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def check_tokens(model: ServedModel, request: CompletionRequest, limits: Limits) -> None:
+    """Reject a request whose prompts and completions may have too many tokens together."""
+    most = model.speaker.max_length
+    new = min(request.max_tokens or model.speaker.sampling.max_new_tokens, most)
+    tokens = sum(map(len, request.prompts)) + max(len(request.prompts), 1) * request.n * new
+    limits.check("request_tokens", tokens, "prompt" if request.prompts else "n")
+
+
 async def render(request: CompletionRequest, function: Callable[..., list[int]], *args: Any) -> list[int]:
     """Return the token ids of a request's messages from a function of the renderer.
 
     Long messages are rendered in a thread.
     """
-    short = not request.tools and sum(len(message["content"]) for message in request.messages) <= SHORT
+    length = sum(len(message["content"]) for message in request.messages)
+    short = not request.tools and len(request.messages) <= FEW and length <= SHORT
     args = (request.messages, *args, request.tools, request.template)
     return function(*args) if short else await asyncio.to_thread(function, *args)
 

@@ -33,6 +33,7 @@ from marl_jax.serving.sessions.sessions import Session, Sessions, unknown_model
 from marl_jax.serving.sessions.traces import TraceFile
 
 RETRY = "x-stainless-retry-count"
+AT_ONCE = 16  # calls that one request starts before other requests get their turn
 
 
 class Endpoint:
@@ -100,8 +101,9 @@ class Endpoint:
 
     async def _chat(self, request: Request) -> Response:
         body = await http.read_json(request)
-        parsed = requests.read_chat(body)
-        call = await self._begin(request, parsed)
+        parsed = requests.read_chat(body, self.limits)
+        calls.check_tokens(self._model_of(request, parsed), parsed, self.limits)
+        call = self._begin(request, parsed, await self._digest(request))
         if parsed.stream:
             return await self._streamed(call)
         await http.unless_gone(request, call.wait())
@@ -110,30 +112,48 @@ class Endpoint:
 
     async def _completion(self, request: Request) -> Response:
         body = await http.read_json(request)
-        parsed = requests.read_completion(body)
+        parsed = requests.read_completion(body, self.limits)
         if parsed.echo and (parsed.logprobs or parsed.stream):
             raise ApiError(400, "echo is true, but must be false with logprobs or stream", param="echo")
         if parsed.stream and len(parsed.prompts) > 1:
             raise ApiError(400, "prompt is a list of prompts, but must be one prompt with stream", param="prompt")
-        begun = [await self._begin(request, one, number) for number, one in enumerate(_one_by_one(parsed))]
-        if parsed.stream:
-            return await self._streamed(begun[0])
-        await http.unless_gone(request, asyncio.gather(*(call.wait() for call in begun)))
+        model = self._model_of(request, parsed)
+        parsed = await calls.encode_prompts(model, parsed)
+        calls.check_tokens(model, parsed, self.limits)
+        begun, digest = [], await self._digest(request)
+        with contextlib.ExitStack() as attached:
+            for number, one in enumerate(_one_by_one(parsed)):
+                begun.append(self._begin(request, one, f"{digest}-{number}"))
+                attached.enter_context(begun[-1].attached())
+                if number % AT_ONCE == AT_ONCE - 1:
+                    await asyncio.sleep(0)  # other requests get their turn
+            if parsed.stream:
+                return await self._streamed(begun[0])
+            await http.unless_gone(request, asyncio.gather(*(call.result() for call in begun)))
         for call in begun:
             self._count(call)
         return JSONResponse(choices.completion(begun, [await self._tops(call) for call in begun]))
 
-    async def _begin(self, request: Request, parsed: CompletionRequest, number: int = 0) -> Call:
+    def _model_of(self, request: Request, parsed: CompletionRequest) -> ServedModel:
+        """Return the model of a request, if the request has access to it."""
+        models = owner.models if isinstance(owner := http.owner(request), Session) else self.models
+        if parsed.model not in models:
+            raise unknown_model(parsed.model, models)
+        return models[parsed.model]
+
+    async def _digest(self, request: Request) -> str:
+        """Return a digest by which a session recognizes a retry, or "" without a session."""
+        if not isinstance(http.owner(request), Session):
+            return ""
+        return hashlib.sha256(request.scope["path"].encode() + b"\0" + await request.body()).hexdigest()
+
+    def _begin(self, request: Request, parsed: CompletionRequest, digest: str) -> Call:
         """Start the call of a request, in the session of its key if any."""
         owner = http.owner(request)
         if isinstance(owner, Session):
-            content = request.scope["path"].encode() + b"\0%d\0" % number + await request.body()
-            body = hashlib.sha256(content).hexdigest()
             retried = request.headers.get(RETRY, "0") not in ("", "0")
-            return owner.call(parsed, body if retried else None, body)
-        if parsed.model not in self.models:
-            raise unknown_model(parsed.model, self.models)
-        call = Call(self.models[parsed.model], parsed)
+            return owner.call(parsed, digest if retried else None, digest)
+        call = Call(self._model_of(request, parsed), parsed)
         call.start(calls.answer_alone(call))
         return call
 

@@ -27,6 +27,10 @@ Message = dict[str, Any]
 MARK = "kjqxzv0vzxqjk"
 SHORT = 8192
 """Length, in characters, of texts that are tokenized in the event loop. It takes a millisecond or two."""
+FEW = 64
+"""Number of messages that are rendered in the event loop."""
+LONGEST_TOKEN = 256
+"""Characters of the longest token of any vocabulary. A text with more per token of the context cannot fit."""
 REMEMBERED = 256
 """Number of short texts whose ids are cached. The sessions of a group ask the same question, often repeatedly."""
 ROLES = {"developer": "system", "function": "tool"}

@@ -15,13 +15,16 @@ from typing import Any
 
 from marl_jax.sampling.settings import Constraint, Sampling
 from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.openai.prompts import Message, read_messages
 
 MOST_SAMPLES = 128
 MOST_STOPS = 16
+LONGEST_STOP = 1024  # streams compare the end of a text with every prefix of every stop string
 MOST_TOP_LOGPROBS = 20
 MOST_TOOLS = 128
 MOST_LEVELS = 64
+DEFAULT_LIMITS = Limits()
 encode = json.JSONEncoder(ensure_ascii=False).encode
 RESERVED = ("self", "messages", "tools", "documents", "template", "bos_token", "eos_token", "add_generation_prompt")
 """Names of variables that the server passes to chat templates, and of parameters on the way to them."""
@@ -34,7 +37,8 @@ class CompletionRequest:
     Attributes:
         model: Name of the model.
         messages: Messages of a chat; empty for a text completion.
-        prompts: Prompts of a text completion, as strings or token ids; empty for a chat.
+        prompts: Prompts of a text completion, as strings or token ids; empty for a chat. `calls.encode_prompts`
+            replaces strings by ids.
         tools: Tools that the model may call.
         forced: Name of the tool that it must call, "" for any tool, or None if it need not call one.
         n: Number of completions.
@@ -88,10 +92,12 @@ class CompletionRequest:
 # --------------------------------------------------------------------------------------------------------- requests
 
 
-def read_chat(body: dict[str, Any]) -> CompletionRequest:
+def read_chat(body: dict[str, Any], limits: Limits = DEFAULT_LIMITS) -> CompletionRequest:
     """Parse the request of a chat completion."""
     check_depth(body)
     field = _Fields(body)
+    if isinstance(body.get("messages"), list):
+        limits.check("messages", len(body["messages"]), "messages")
     tools = field.tools()
     forced = field.tool_choice(tools)
     if body.get("tool_choice") == "none":
@@ -100,24 +106,25 @@ def read_chat(body: dict[str, Any]) -> CompletionRequest:
     logprobs = field.switch("logprobs")
     if top and not logprobs:
         raise field.refusal("top_logprobs", "0 unless logprobs is true")
-    limits = [n for name in ("max_completion_tokens", "max_tokens") if (n := field.whole(name, 1, 2**31)) is not None]
+    budgets = [n for name in ("max_completion_tokens", "max_tokens") if (n := field.whole(name, 1, 2**31)) is not None]
     schema = field.response_format()
     if schema is not None and (top or forced is not None):
         raise field.refusal("response_format", "text with top_logprobs or a tool_choice that requires a call")
     return CompletionRequest(
         messages=tuple(read_messages(body.get("messages"))), tools=tools, forced=forced, logprobs=logprobs,
-        top_logprobs=top, max_tokens=min(limits, default=None), template=field.template_options(),
+        top_logprobs=top, max_tokens=min(budgets, default=None), template=field.template_options(),
         schema=schema, **field.common(),
     )  # fmt: skip
 
 
-def read_completion(body: dict[str, Any]) -> CompletionRequest:
+def read_completion(body: dict[str, Any], limits: Limits = DEFAULT_LIMITS) -> CompletionRequest:
     """Parse the request of a text completion."""
     field = _Fields(body)
     prompt = body.get("prompt")
     prompts: tuple[Any, ...] = (prompt,)
     if isinstance(prompt, list) and not all(_is_id(x) for x in prompt):
         prompts = tuple(prompt)
+        limits.check("completions", len(prompts) * (field.whole("n", 1, MOST_SAMPLES) or 1), "prompt")
     for one in prompts:
         if not (isinstance(one, str) and one) and not (isinstance(one, list) and one and all(map(_is_id, one))):
             raise field.refusal("prompt", "a non-empty string, a non-empty list of token ids, or a list of these")
@@ -225,9 +232,10 @@ class _Fields:
         """Return the stop strings."""
         value = self.body.get("stop")
         strings = [] if value is None else [value] if isinstance(value, str) else value
-        valid = isinstance(strings, list) and all(isinstance(x, str) and x for x in strings)
-        if not valid or len(strings) > MOST_STOPS:
-            raise self.refusal("stop", f"a non-empty string or a list of up to {MOST_STOPS} non-empty strings")
+        valid = isinstance(strings, list) and len(strings) <= MOST_STOPS
+        if not valid or not all(isinstance(x, str) and 0 < len(x) <= LONGEST_STOP for x in strings):
+            strings_rule = f"strings of 1 to {LONGEST_STOP} characters"
+            raise self.refusal("stop", f"a string or a list of up to {MOST_STOPS} {strings_rule}")
         return tuple(strings)
 
     def tools(self) -> tuple[dict, ...]:
@@ -282,7 +290,7 @@ class _Fields:
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 # ---------------------------------------------------------------------------------------------------------- responses

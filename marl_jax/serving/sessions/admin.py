@@ -17,6 +17,7 @@ The key of a session gives access only to the session's routes, also under the I
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -32,6 +33,7 @@ from marl_jax.serving.openai.requests import check_depth
 from marl_jax.serving.sessions.sessions import Session, Sessions, describe, unknown_model
 
 CURRENT = "current"
+MOST_METADATA = 1 << 16  # characters of JSON
 
 
 class Control(Protocol):
@@ -88,6 +90,11 @@ class Admin:
             raise ApiError(400, f"seed is {seed!r}, but must be an integer", param="seed")
         if models is not None and not (isinstance(models, list) and all(isinstance(name, str) for name in models)):
             raise ApiError(400, f"models is {models!r:.80}, but must be a list of names", param="models")
+        if len(models or ()) > len(self._sessions.models):
+            raise ApiError(400, f"models has {len(models or ())} names, but must have each name once", param="models")
+        if (size := len(json.dumps(body.get("metadata")))) > MOST_METADATA:  # kept as long as the session
+            message = f"metadata has {size} characters, but must have at most {MOST_METADATA}"
+            raise ApiError(413, message, param="metadata", code="request_too_large")
         if not isinstance(own, bool):
             raise ApiError(400, f"policy_sampling is {own!r:.80}, but must be true or false", param="policy_sampling")
         session = await self._sessions.open(

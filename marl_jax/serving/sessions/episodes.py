@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from envs.tasks.replies import TaskError
@@ -23,7 +24,9 @@ from marl_jax.serving.openai.endpoint import Endpoint
 from marl_jax.serving.sessions.conversations import SessionConversation
 from marl_jax.serving.sessions.sessions import Session
 
-LIMITS = Limits(concurrent=1 << 16, seconds=math.inf)
+LIMITS = Limits(
+    concurrent=1 << 16, seconds=math.inf, completions=sys.maxsize, messages=sys.maxsize, request_tokens=sys.maxsize
+)
 """No limits: the programs are trusted, the batcher queues requests, and the time limit of the episode ends them."""
 
 

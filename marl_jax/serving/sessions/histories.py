@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from marl_jax.serving.openai.calls import Call
@@ -26,6 +27,9 @@ class Histories:
     def __init__(self):
         self._known: dict[str, list[tuple[Call, int, str]]] = collections.defaultdict(list)
         self._thoughtless: set[str] = set()
+        self._by_ids: dict[tuple[str, bytes], Answered] = {}  # by model and digest of prompt and completion
+        self._lengths: set[int] = set()  # lengths of the texts in `_by_ids`
+        self._new: list[Call] = []  # calls that are not in `_by_ids` yet
 
     def find(self, call: Call) -> tuple[Answered | None, str | None]:
         """Return the completion that a conversation continues, and the reason for a fork.
@@ -45,9 +49,22 @@ class Histories:
             fork = fork or reason
         return None, fork
 
+    def find_ids(self, model: str, prompt: Sequence[int]) -> Answered | None:
+        """Return the longest earlier text of a model that a prompt starts with."""
+        for call in self._new:
+            for k, content in enumerate(call.contents):
+                *_, digest = _prefix_digests(call.ids + content, [len(call.ids) + len(content)])
+                self._by_ids.setdefault((call.model.name, digest), (call, k))
+                self._lengths.add(len(call.ids) + len(content))
+        self._new = []
+        lengths = sorted(n for n in self._lengths if n < len(prompt))
+        matches = [self._by_ids.get((model, digest)) for digest in _prefix_digests(prompt, lengths)]
+        return next(filter(None, reversed(matches)), None)
+
     def remember(self, call: Call) -> None:
-        """Add the completions of a chat, so that later calls can continue them."""
-        for k, choice in enumerate(call.choices):
+        """Add the completions of a call, so that later calls can continue them."""
+        self._new.append(call)
+        for k, choice in enumerate(call.choices if call.asked.messages else ()):
             said: Message = {"role": "assistant", "content": choice.text}
             if choice.calls:
                 said["tool_calls"] = [
@@ -60,22 +77,18 @@ class Histories:
             self._thoughtless.add(_digest(history, thoughts=False) if thought else digest)
 
 
-def continued_ids(call: Call, earlier_calls: Iterable[Call]) -> Answered | None:
-    """Return the longest earlier completion whose ids the prompt of a text completion starts with."""
-    prompt, longest_match, longest = call.asked.prompts[0], None, 0
-    if isinstance(prompt, str):
-        prompt = call.model.speaker.tokenizer.encode(prompt)
-    for earlier in earlier_calls:
-        for k, content in enumerate(earlier.contents if earlier.answers is not None else ()):
-            whole = earlier.ids + content
-            if earlier.model is call.model and longest < len(whole) < len(prompt) and prompt[: len(whole)] == whole:
-                longest_match, longest = (earlier, k), len(whole)
-    return longest_match
-
-
 def _tools_key(request: CompletionRequest) -> str:
     """Return the parts of a prompt other than its messages as a string."""
     return _sorted([request.tools, request.template]) if request.tools or request.template else ""
+
+
+def _prefix_digests(ids: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
+    """Yield the digests of the first n ids, for increasing lengths n."""
+    digest, start = hashlib.sha256(), 0
+    for end in lengths:
+        digest.update(array.array("q", ids[start:end]))
+        start = end
+        yield digest.digest()
 
 
 def _digest(messages: Sequence[Message], thoughts: bool = True) -> str:

@@ -44,7 +44,7 @@ from marl_jax.serving.openai import calls, requests
 from marl_jax.serving.openai.calls import Call, ServedModel
 from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.sessions.conversations import SessionConversation, conversations
-from marl_jax.serving.sessions.histories import Histories, continued_ids
+from marl_jax.serving.sessions.histories import Histories
 from marl_jax.serving.sessions.traces import CallTrace, TraceFile
 from models.chat import ChatTemplateError
 
@@ -124,8 +124,7 @@ class Session:
             recorded = True
             await calls.answer(call, trace, call.asked.stream)
             self._round = max(self._round, call.round + 1)
-            if call.asked.messages:
-                self._histories.remember(call)
+            self._histories.remember(call)
         except BaseException as error:
             if call.fork:
                 self.forks[call.fork] -= 1
@@ -136,12 +135,12 @@ class Session:
 
     async def _prompt(self, call: Call) -> list[int]:
         """Return the token ids of a call, which continue an earlier completion if possible."""
-        request, model = call.asked, call.model
+        request, model, ids = call.asked, call.model, None
         if request.prompts:
-            call.after = continued_ids(call, self.calls.values())
+            ids = await calls.opening(model, request)
+            call.after = self._histories.find_ids(model.name, ids)
         else:
             call.after, call.fork = self._histories.find(call)
-        ids = None
         if call.after is not None and request.messages:
             earlier, k = call.after
             known = len(earlier.asked.messages)

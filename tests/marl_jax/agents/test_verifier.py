@@ -240,6 +240,12 @@ def test_other_tokenizers_and_runs_of_other_kinds_are_refused(workdir, tmp_path,
 # Over HTTP
 
 
+class Text(str):
+    """The reading of a `FakeScorer`, with a token for each character."""
+
+    tokens = property(tuple)
+
+
 class FakeScorer:
     """Scores that follow from the text of the answer: 0.125 for "125"."""
 
@@ -251,7 +257,7 @@ class FakeScorer:
     def read(self, messages):
         if not isinstance(messages, list):
             raise ChatError("no list")
-        return messages[-1]["content"]
+        return Text(messages[-1]["content"])
 
     def score(self, readings):
         self.sizes.append(len(readings))
@@ -296,14 +302,16 @@ def test_a_hundred_requests_at_once_share_batches_and_are_not_mixed_up():
 
 def test_requests_that_are_refused(monkeypatch):
     monkeypatch.setenv("MARL_JAX_KEY", KEY)
-    with server.in_thread(app(FakeScorer(), key=KEY, body_bytes=2000)) as url:
+    with server.in_thread(app(FakeScorer(), key=KEY, body_bytes=20_000)) as url:
         assert score(url, [chat("a", "5")], version="v1") == [0.005]
         with pytest.raises(WrongScorer, match="has version v1, but must have v2"):
             score(url, [chat("a", "5")], version="v2")
         with pytest.raises(ScorerRefused, match="413"):
-            score(url, [chat("a", "5" * 3000)])
+            score(url, [chat("a", "5" * 30_000)])
         with pytest.raises(ScorerRefused, match="400: no list"):
             asyncio.run(_predict(url, {"query_responses": [3]}))
+        with pytest.raises(ScorerRefused, match="413: the request has 4097 completions"):
+            asyncio.run(_predict(url, {"query_responses": [[]] * 4097}))
         for body in ({}, {"query_responses": 3}, {"query_responses": [], "more": 1}):
             with pytest.raises(ScorerRefused, match="400"):
                 asyncio.run(_predict(url, body))
