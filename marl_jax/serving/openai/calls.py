@@ -216,7 +216,7 @@ def prefix_of(model: ServedModel, request: CompletionRequest) -> str:
 async def opening(model: ServedModel, request: CompletionRequest) -> list[int]:
     """Return the token ids of a request without any history."""
     if request.prompts:
-        return list((await encode_prompts(model, request)).prompts[0])
+        return cast(list[int], (await encode_prompts(model, request)).prompts[0])
     check_characters(model, sum(len(message["content"]) for message in request.messages), "messages")
     try:
         return await render(request, model.renderer.opening)
