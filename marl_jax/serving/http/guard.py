@@ -23,6 +23,7 @@ from marl_jax.serving.http.prometheus import ServerMetrics
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = ("/health",)  # paths that never need a key
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # they change nothing
 UNLIMITED_PATHS = ("/health", "/metrics")  # paths exempt from the limit on concurrent requests
 SAFE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -105,6 +106,10 @@ class RequestGuard:
                 scope["owner"] = self.keys.owner(headers.get(b"authorization", b""))
             if not self.keys.required:
                 _check_host(headers.get(b"host", b""))
+            if scope["method"] not in SAFE_METHODS:
+                _check_type(headers, self.keys.required)
+                if not self.keys.required:
+                    _check_site(headers)
             if int(headers.get(b"content-length", b"0")) > limits.body_bytes:
                 raise exchange.too_large()
             counted = self._let_in(scope)
@@ -231,6 +236,27 @@ def _check_host(header: bytes) -> None:
     name = re.sub(r":\d*$", "", header.decode("latin-1"))
     if name and not is_loopback(name):
         raise ApiError(403, f"Host is {name[:100]!r}, but must be localhost or 127.0.0.1 when no key is set")
+
+
+def _check_type(headers: dict[bytes, bytes], key_required: bool) -> None:
+    """Reject bodies that are not JSON.
+
+    Forms and scripts of any web page can send other types to this machine without a preflight request, which would tell
+    the browser that the server does not accept them. Without a key, an empty body must not have such a type either.
+    """
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+    body = headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers
+    if kind != "application/json" and (body or kind and not key_required):
+        raise ApiError(415, f"Content-Type is {kind[:100] or 'missing'}, but must be application/json")
+
+
+def _check_site(headers: dict[bytes, bytes]) -> None:
+    """Reject requests that the browser of a user of this machine sends for another site when no key is required."""
+    origin, site = headers.get(b"origin", b"").lower(), headers.get(b"sec-fetch-site", b"").lower()
+    other_origin = bool(origin) and origin.partition(b"://")[2] != headers.get(b"host", b"").lower()
+    if other_origin or site not in (b"", b"same-origin", b"none"):
+        name = origin.decode("latin-1")[:100] or "another site"
+        raise ApiError(403, f"Origin is {name!r}, but must be this server when no key is set", code="cross_site")
 
 
 class Gauge:
