@@ -251,7 +251,7 @@ def _check_type(headers: dict[bytes, bytes], key_required: bool) -> None:
 
 
 def _check_site(headers: dict[bytes, bytes]) -> None:
-    """Reject requests that the browser of a user of this machine sends for another site when no key is required."""
+    """Reject requests that a browser sends for another site when no key is required."""
     origin, site = headers.get(b"origin", b"").lower(), headers.get(b"sec-fetch-site", b"").lower()
     other_origin = bool(origin) and origin.partition(b"://")[2] != headers.get(b"host", b"").lower()
     if other_origin or site not in (b"", b"same-origin", b"none"):
