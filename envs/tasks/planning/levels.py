@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ SIZES = {"plan_path": 10, "sokoban": 6, "sudoku": 4}
 @functools.lru_cache(maxsize=16)
 def splits(
     game: str, size: int, walls: float | None, boxes: int, seed: int, n_train: int, n_validation: int, n_test: int,
-    pool: str = "",
+    pool: str = "", keep: Callable[[Level], bool] | None = None, spare: int = 1,
 ) -> dict[str, Dataset]:  # fmt: skip
     """Return the train, validation and test levels, which share no equivalent levels.
 
@@ -46,9 +46,11 @@ def splits(
             more, because equivalent levels stay in one split.
         n_test: Number of test levels.
         pool: File with levels that the game can load; "" to generate them.
+        keep: Selects levels by their rows; None keeps all of them.
+        spare: Number of levels to generate for each one that is kept.
 
     Raises:
-        DataError: If the levels cannot be generated or read, or if a level has no solution.
+        DataError: If the levels cannot be generated or read, if a level has no solution, or if too few are kept.
     """
     module = importlib.import_module(f"envs.games.{game}.levels")
     some: dict[str, Any] = {} if walls is None or game == "sudoku" else {"walls": walls}
@@ -57,11 +59,15 @@ def splits(
         if pool:
             made = module.load(pool)
         else:
-            made = module.generate(size=size, seed=seed, n_train=n_train + n_validation, n_test=n_test, **some)
-        parts = [
-            from_list(_rows(game, part.arrays, module.keys(part.arrays), f"{made.source} ({name})"), made.source)
-            for name, part in (("train", made.part("train")), ("test", made.part("test")))
-        ]
+            counts = dict(n_train=spare * (n_train + n_validation), n_test=spare * n_test)
+            made = module.generate(size=size, seed=seed, **counts, **some)
+        parts = []
+        for name, n in (("train", n_train + n_validation), ("test", n_test)):
+            part = made.part(name)
+            rows = _rows(game, part.arrays, module.keys(part.arrays), f"{made.source} ({name})")
+            if keep is not None:
+                rows = _kept(rows, keep, len(rows) if pool else n, f"{made.source} ({name})")
+            parts.append(from_list(rows, made.source))
     except ValueError as error:
         raise DataError(str(error)) from error
     train, validation = cut(parts[0], "key", "validation", n_validation)
@@ -78,6 +84,14 @@ def _rows(game: str, arrays: Mapping[str, np.ndarray], keys: list[bytes], name: 
             raise DataError(f"{name}, level {i}: {error}") from None
         rows.append({"game": game, "key": hashlib.sha256(key).hexdigest()[:16], **fields})
     return rows
+
+
+def _kept(rows: list[Level], keep: Callable[[Level], bool], n: int, name: str) -> list[Level]:
+    """Return the first `n` levels to keep; a file may have fewer."""
+    kept = [row for row in rows if keep(row)]
+    if len(kept) < (1 if n == len(rows) else n):
+        raise DataError(f"{name}: {len(kept)} of {len(rows)} levels can be used, but {n} are needed")
+    return kept[:n]
 
 
 def _plan_path(level: Mapping[str, np.ndarray]) -> dict[str, Any]:

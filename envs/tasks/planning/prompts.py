@@ -51,12 +51,16 @@ _SOLVE = {
 }
 
 
+def rules(level: Level) -> str:
+    """Return the rules of a level's game."""
+    size = len(level["grid"])
+    return _RULES[level["game"]].format(n=size, b=round(size**0.5))
+
+
 def problem(level: Level) -> str:
     """Return the rules and the level."""
-    size = len(level["grid"])
-    rules = _RULES[level["game"]].format(n=size, b=round(size**0.5))
     rows = [row if isinstance(row, str) else " ".join(map(str, row)) for row in level["grid"]]
-    return f"{rules}\n\n" + "\n".join(rows)
+    return f"{rules(level)}\n\n" + "\n".join(rows)
 
 
 def tool(level: Level, last: str) -> str:
@@ -86,10 +90,12 @@ def plan(level: Level, last: str, tried: str) -> str:
     how = "Think step by step."
     if tried:
         how = "Check the tool agent's list. Adopt it if it is right, and correct it otherwise."
-    return (
-        f"{problem(level)}\n\n{last}{tried}{how} End with the final list in one line, like this:\n"
-        f"{FINAL} {_example(level)}"
-    )
+    return f"{problem(level)}\n\n{last}{tried}{how} {ending(level)}"
+
+
+def ending(level: Level) -> str:
+    """Return how the reply with the final list must end."""
+    return f"End with the final list in one line, like this:\n{FINAL} {_example(level)}"
 
 
 def program(

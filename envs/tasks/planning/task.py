@@ -256,7 +256,7 @@ class _Turn:
         self.replies[role] = [(one, attempt, acts) for one, attempt in zip(reply.replies, attempts, strict=True)]
 
     async def _plan(self, k: int, reply: Reply) -> Attempt:
-        return self._checked(reply.text, FINAL)
+        return checked(self._level, reply.text, FINAL)
 
     async def _run(self, k: int, reply: Reply) -> Attempt:
         """Run the program of a completion and check the list that it prints."""
@@ -276,15 +276,17 @@ class _Turn:
         elif not result["stdout"].strip():
             attempt = Attempt("no_output", "the program printed nothing")
         else:
-            attempt = self._checked(result["stdout"], PRINTED)
+            attempt = checked(self._level, result["stdout"], PRINTED)
         return dataclasses.replace(attempt, program=program, result=result)
 
-    def _checked(self, text: str, marker: str) -> Attempt:
-        read = read_actions(text, marker, self._level)
-        if read.actions is None:
-            return Attempt(read.kind, read.reason)
-        played = rules.check(self._level, read.actions)
-        return Attempt(played.kind, played.reason, read.actions, played.progress)
+
+def checked(level: Level, text: str, marker: str) -> Attempt:
+    """Return the verdict on the list of actions after the last marker of a text."""
+    read = read_actions(text, marker, level)
+    if read.actions is None:
+        return Attempt(read.kind, read.reason)
+    played = rules.check(level, read.actions)
+    return Attempt(played.kind, played.reason, read.actions, played.progress)
 
 
 def with_level(program: str, level: Level) -> str:
