@@ -1,0 +1,228 @@
+"""The task of hidden-profile questions: seats exchange what they know, then choose an option.
+
+In the form "team" all seats write a message at the same time, in one or more turns, and read those of the others. Then
+every seat answers, `#### B`, and the vote of the seats decides. In the form "seat" one agent answers with the facts of
+the first seat, in the form "all" with all facts. The best success in the form "seat" is 1 / (options - 1); see
+`questions.py`. Evaluations of a team also sample an answer of each seat before the exchange (`before`).
+
+Rewards: an answer earns an agent reward of 1 if it is right, and a process reward of -`penalty` if it is not readable
+or not one of the options. A message earns the mean quality of the answers of its readers (`envs/tasks/exchange.py`),
+and a process reward of -`penalty` if it is empty or too long; its readers then see a note instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from envs.tasks.chat import CONTINUATIONS
+from envs.tasks.data import Dataset
+from envs.tasks.debate import votes
+from envs.tasks.debate.prompts import NAMES, system
+from envs.tasks.exchange import EMPTY, SENT, TOO_LONG, Exchange, Exchanged, History, quoted
+from envs.tasks.hidden_profile.questions import (
+    LETTERS,
+    Question,
+    everything,
+    mentioned,
+    shared,
+    splits,
+    unshared,
+)  # fmt: skip
+from envs.tasks.replies import Reply, Verdict
+from envs.tasks.task import Ask, Outcome, Task, check_split
+
+FORMS = ("team", "seat", "all")
+MAX_SEATS, MAX_TURNS = 4, 3
+FINAL = "####"
+UNREADABLE = ("no_answer", "unknown_option")
+_ANSWER = re.compile(r"[\s:*\"'(\[]*(\w+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The verdict on an answer.
+
+    Attributes:
+        answer: The option, or None.
+        kind: "right", "wrong" or one of UNREADABLE.
+        reason: Description of the problem, or "".
+    """
+
+    answer: str | None
+    kind: str
+    reason: str = ""
+
+    @property
+    def quality(self) -> float:
+        """1 if the answer is right, otherwise 0."""
+        return float(self.kind == "right")
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict as a JSON value."""
+        return {"right": self.quality, "answer": self.answer, "reason": self.reason}
+
+
+def read_choice(text: str, question: Question) -> Choice:
+    """Return the option after the last `####` of a text."""
+    _, separator, after = text.rpartition(FINAL)
+    match = _ANSWER.match(after)
+    if not separator or match is None:
+        return Choice(None, "no_answer", f"no option follows {FINAL}" if separator else f"there is no {FINAL}")
+    if match[1].upper() not in question["options"]:
+        known = ", ".join(question["options"])
+        return Choice(None, "unknown_option", f"the answer is {match[1]!r:.40}, but must be one of: {known}")
+    answer = match[1].upper()
+    return Choice(answer, "right" if answer == question["answer"] else "wrong")
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenProfile(Task):
+    """Hidden-profile questions for a team or for one agent.
+
+    Attributes:
+        form: "team" for all seats; "seat" or "all" for one agent with the facts of the first seat or all facts.
+        seats: Number of seats that hold facts, 2 to 4.
+        options: Number of options, 3 to 6.
+        turns: Number of messages of every seat, 1 to 3.
+        message_limit: Maximum number of characters of a message.
+        before: Whether to sample an answer of each seat before the exchange, which is not rewarded.
+        seed: Random seed of the questions.
+        n_train: Number of train questions.
+        n_validation: Number of validation questions.
+        n_test: Number of test questions.
+        penalty: Amount subtracted for an unreadable answer or a message that is not delivered.
+        continuation: Messages to keep in turns before the last: "best", "random" or "first".
+    """
+
+    form: str = "team"
+    seats: int = 2
+    options: int = 4
+    turns: int = 1
+    message_limit: int = 500
+    before: bool = False
+    seed: int = 0
+    n_train: int = 2048
+    n_validation: int = 128
+    n_test: int = 512
+    penalty: float = 0.5
+    continuation: str = "best"
+
+    def __post_init__(self):
+        for name, accepted in dict(form=FORMS, continuation=CONTINUATIONS).items():
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be one of: {', '.join(accepted)}")
+        ranges = dict(
+            seats=(2, MAX_SEATS), options=(3, len(LETTERS)), turns=(1, MAX_TURNS), message_limit=(1, 10_000),
+            n_train=(1, 10**6), n_validation=(1, 10**6), n_test=(1, 10**6), penalty=(0, 10),
+        )  # fmt: skip
+        for name, (low, high) in ranges.items():
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be between {low} and {high}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Names of the seats in lower case."""
+        return tuple(name.lower() for name in NAMES[: self.seats if self.form == "team" else 1])
+
+    def examples(self, part: str) -> Dataset:
+        """Return the questions of a split."""
+        check_split(part)
+        return splits(self.seats, self.options, self.seed, self.n_train, self.n_validation, self.n_test)[part]
+
+    def for_evaluation(self) -> HiddenProfile:
+        """Return the task with answers before the exchange."""
+        return dataclasses.replace(self, before=self.form == "team")
+
+    async def play(self, ask: Ask, example: Question) -> Outcome:
+        """Exchange messages, then answer and vote."""
+        seats, team = range(len(self.roles)), self.form == "team"
+        first = await self._before(ask, example) if self.before and team else []
+        exchange = Exchange(
+            ask=ask, rounds=(tuple(seats),) * self.turns if team else (), answering=tuple(seats),
+            limit=self.message_limit, penalty=self.penalty, continuation=self.continuation, system=self._system,
+            request=lambda seat, history, answers: self._request(example, seat, history, answers),
+            judge=lambda seat, reply: self._judge(example, reply),
+        )  # fmt: skip
+        played = await exchange.play()
+        ballots = [choices for one in played for choices in zip(*one.answers.values(), strict=True)]
+        right = [votes.vote([choice.verdict for choice in ballot]) for ballot in ballots]
+        winner = votes.winners([choice.answer for choice in ballots[0]])[0]
+        return Outcome(
+            success=sum(right) / len(right), answer=winner, metrics=self._metrics(example, played, ballots, first)
+        )
+
+    async def _before(self, ask: Ask, question: Question) -> list[Choice]:
+        """Sample an answer of each seat from its own facts."""
+        chats = [ask.chat(seat, system=self._system(seat)) for seat in range(self.seats)]
+        texts = [self._request(question, seat, (), True) for seat in range(self.seats)]
+        replies = await asyncio.gather(*(c.say(t, label="before") for c, t in zip(chats, texts, strict=True)))
+        choices = [read_choice(reply.text, question) for reply in replies]
+        for reply, choice in zip(replies, choices, strict=True):
+            reply.judge(**choice.verdict)
+        return choices
+
+    def _judge(self, question: Question, reply: Reply) -> Choice:
+        choice = read_choice(reply.text, question)
+        reply.judge(**choice.verdict)
+        reply.reward(agent=choice.quality, process=-self.penalty * (choice.kind in UNREADABLE))
+        return choice
+
+    def _metrics(
+        self, question: Question, played: Sequence[Exchanged], ballots: Sequence[Sequence[Choice]],
+        first: Sequence[Choice],
+    ) -> dict[str, float]:  # fmt: skip
+        """Return shares of all answers and messages of an episode, including all candidates.
+
+        `unshared_mentioned` is the share of unshared facts that their holder mentions to the others, `shared_mentioned`
+        that of shared facts that anyone mentions.
+        """
+        choices = [choice for ballot in ballots for choice in ballot]
+        metrics = {"right": _mean([choice.quality for choice in choices])}
+        metrics["lure"] = _mean([choice.answer == question["lure"] for choice in choices])
+        metrics |= {kind: _mean([choice.kind == kind for choice in choices]) for kind in UNREADABLE}
+        if first:
+            metrics["right_before"] = _mean([choice.quality for choice in first])
+            metrics["lure_before"] = _mean([choice.answer == question["lure"] for choice in first])
+        if self.form == "team":
+            metrics |= {f"message_{kind}": _mean([one.share(kind) for one in played]) for kind in (EMPTY, TOO_LONG)}
+            metrics["unshared_mentioned"] = _mean([self._mentioned(question, one.history)[0] for one in played])
+            metrics["shared_mentioned"] = _mean([self._mentioned(question, one.history)[1] for one in played])
+        return metrics
+
+    def _mentioned(self, question: Question, history: History) -> tuple[float, float]:
+        """Return the shares of unshared and of shared facts in the messages that were delivered."""
+        texts = [" ".join(said[seat].text for said in history if said[seat].kind == SENT) for seat in range(self.seats)]
+        own = [unshared(question, seat) for seat in range(self.seats)]
+        told = sum(len(mentioned(facts, text)) for facts, text in zip(own, texts, strict=True))
+        common = shared(question)
+        # All advantages of the answer may be unshared, but those of the lure never are.
+        return told / sum(map(len, own)), len(mentioned(common, " ".join(texts))) / len(common)
+
+    # --------------------------------------------------------------------------------------------------- prompts
+
+    def _system(self, seat: int) -> str:
+        return system(NAMES[seat] if self.form == "team" else None, "You choose the best option.") or ""
+
+    def _request(self, question: Question, seat: int, history: History, answers: bool) -> str:
+        facts = everything(question) if self.form == "all" else question["views"][seat]
+        lines = [f"{option}: {', '.join(word for o, word in facts if o == option)}" for option in question["options"]]
+        known = "These are all advantages of each" if self.form == "all" else "You know these advantages of each"
+        text = f"Which {question['topic']} has the most different advantages? {known}:\n" + "\n".join(lines) + "\n\n"
+        if self.form == "team":
+            others = " and ".join(NAMES[other] for other in range(self.seats) if other != seat)
+            text += f"{others} may know other advantages. Advantages that several of you know count once.\n\n"
+        for messages in history:
+            text += "".join(quoted("You" if who == seat else NAMES[who], said) for who, said in messages.items())
+        if answers:
+            return f"{text}Think briefly, then end with the letter in one line, like this:\n{FINAL} {LETTERS[0]}"
+        return (
+            f"{text}Write what the others need to know, in at most {self.message_limit} characters. Do not answer yet."
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

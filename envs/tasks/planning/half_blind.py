@@ -1,0 +1,176 @@
+"""The half-blind executor: it acts, and a scout sees the other half of the level.
+
+In the form "team" the scout writes a message of at most `message_limit` characters. The executor reads it and ends its
+reply with a list of moves, `#### […]`, which is played once by the game's rules. With several turns, the executor
+writes a message back before the scout writes again. In the form "executor" one agent acts with the executor's view, in
+the form "all" with the complete level. `half_view.best_plan` computes the best success in the form "executor".
+
+Rewards: the quality of a list is 1 if it solves the level, otherwise `progress` times the achieved share of the way,
+and 0 without a readable list. A list earns its quality as a team reward, and a process reward of -`penalty` if it is
+not readable. A message earns the mean quality of the lists that follow it (`envs/tasks/exchange.py`), and a process
+reward of -`penalty` if it is empty or too long; the executor then reads a note instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from envs.tasks.chat import CONTINUATIONS
+from envs.tasks.data import Dataset
+from envs.tasks.exchange import EMPTY, TOO_LONG, Exchange, Exchanged, History, quoted
+from envs.tasks.planning import prompts
+from envs.tasks.planning.actions import FINAL, show
+from envs.tasks.planning.half_view import SPARE, is_divided, upper
+from envs.tasks.planning.levels import Level, splits
+from envs.tasks.planning.task import KINDS, UNPARSED, Attempt, checked
+from envs.tasks.replies import Reply
+from envs.tasks.task import Ask, Outcome, Task, check_split
+
+FORMS = ("team", "executor", "all")
+SCOUTS = ("half", "map")
+SCOUT, EXECUTOR = 0, 1
+MAX_TURNS = 4
+SYSTEM = {
+    SCOUT: "You are the scout. You describe a map to an executor who cannot see your part of it.",
+    EXECUTOR: "You are the executor. You guide a robot through a grid.",
+}
+HIDDEN = "?"
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """The verdict on a list of moves.
+
+    Attributes:
+        attempt: Verdict by the game's rules.
+        quality: Quality of the list, 0 to 1.
+    """
+
+    attempt: Attempt
+    quality: float
+
+
+@dataclasses.dataclass(frozen=True)
+class HalfBlind(Task):
+    """Plan-Path for a scout and a half-blind executor, or for one agent.
+
+    Attributes:
+        form: "team" for both; "executor" or "all" for one agent with the executor's view or the complete level.
+        scout: "half" if the scout sees the upper half of the level, "map" if it sees all of it.
+        turns: Number of messages of the scout, 1 to 4.
+        message_limit: Maximum number of characters of a message.
+        size: Side of the grid, at least 5.
+        walls: Share of cells that are walls.
+        seed: Random seed of the levels.
+        n_train: Number of train levels.
+        n_validation: Number of validation levels.
+        n_test: Number of test levels.
+        pool: File with levels that the game can load; "" to generate them.
+        progress: Quality of a list that achieves everything but the last step.
+        penalty: Amount subtracted for an unreadable list or a message that is not delivered.
+        continuation: Messages to keep in turns before the last: "best", "random" or "first".
+    """
+
+    form: str = "team"
+    scout: str = "half"
+    turns: int = 1
+    message_limit: int = 400
+    size: int = 5
+    walls: float = 0.22
+    seed: int = 0
+    n_train: int = 2048
+    n_validation: int = 128
+    n_test: int = 512
+    pool: str = ""
+    progress: float = 0.2
+    penalty: float = 0.5
+    continuation: str = "best"
+
+    def __post_init__(self):
+        for name, accepted in dict(form=FORMS, scout=SCOUTS, continuation=CONTINUATIONS).items():
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be one of: {', '.join(accepted)}")
+        ranges = dict(
+            turns=(1, MAX_TURNS), message_limit=(1, 10_000), size=(5, 16), n_train=(1, 10**6), n_validation=(1, 10**6),
+            n_test=(1, 10**6), progress=(0, 1), penalty=(0, 10),
+        )  # fmt: skip
+        for name, (low, high) in ranges.items():
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be between {low} and {high}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Names of the roles."""
+        return ("scout", "executor") if self.form == "team" else ("executor",)
+
+    def examples(self, part: str) -> Dataset:
+        """Return the levels of a split that are divided (`half_view.is_divided`).
+
+        Raises:
+            DataError: If the levels cannot be generated or read, or if there are too few.
+        """
+        check_split(part)
+        counts = self.n_train, self.n_validation, self.n_test
+        spare = 1 if self.pool else SPARE + -(-64 // min(counts))
+        return splits(
+            "plan_path", self.size, self.walls, 1, self.seed, *counts, self.pool, keep=is_divided, spare=spare
+        )[part]
+
+    async def play(self, ask: Ask, example: Level) -> Outcome:
+        """Exchange messages, then play the executor's list once."""
+        team = self.form == "team"
+        exchange = Exchange(
+            ask=ask, rounds=((SCOUT,), *((EXECUTOR,), (SCOUT,)) * (self.turns - 1)) if team else (),
+            answering=(len(self.roles) - 1,), limit=self.message_limit, penalty=self.penalty,
+            continuation=self.continuation, system=lambda seat: SYSTEM[seat if team else EXECUTOR],
+            request=lambda seat, history, answers: self._request(example, seat if team else EXECUTOR, history, answers),
+            judge=lambda seat, reply: self._judge(example, reply),
+        )  # fmt: skip
+        played = await exchange.play()
+        listed = [one for each in played for lists in each.answers.values() for one in lists]
+        kept = listed[0].attempt
+        return Outcome(
+            success=sum(one.attempt.solved for one in listed) / len(listed), reason=kept.kind,
+            metrics=self._metrics(played, listed), answer=None if kept.actions is None else show(kept.actions),
+        )  # fmt: skip
+
+    def _judge(self, level: Level, reply: Reply) -> Listed:
+        attempt = checked(level, reply.text, FINAL)
+        quality = 1.0 if attempt.solved else self.progress * attempt.progress
+        reply.judge(attempt.solved, None if attempt.actions is None else show(attempt.actions), attempt.reason)
+        reply.reward(team=quality, process=-self.penalty * (attempt.kind in UNPARSED))
+        return Listed(attempt, quality)
+
+    def _metrics(self, played: Sequence[Exchanged], listed: Sequence[Listed]) -> dict[str, float]:
+        """Return shares of all lists and messages of an episode, including all candidates."""
+        metrics = {"progress": sum(one.attempt.progress for one in listed) / len(listed)}
+        for kind in KINDS[3:-1]:  # those of a list without a program
+            metrics[kind] = sum(one.attempt.kind == kind for one in listed) / len(listed)
+        if self.form == "team":
+            for kind in (EMPTY, TOO_LONG):
+                metrics[f"message_{kind}"] = sum(one.share(kind) for one in played) / len(played)
+        return metrics
+
+    # --------------------------------------------------------------------------------------------------- prompts
+
+    def _request(self, level: Level, seat: int, history: History, answers: bool) -> str:
+        size = len(level["grid"])
+        sees_all = self.scout == "map" if seat == SCOUT else self.form == "all"
+        first, last = (0, size) if sees_all else (0, upper(size)) if seat == SCOUT else (upper(size), size)
+        shown = [
+            f"Row {i}: {' '.join(row if first < i <= last else HIDDEN * size)}"
+            for i, row in enumerate(level["grid"], 1)
+        ]
+        hidden = "" if last - first == size else f" You cannot see the cells marked '{HIDDEN}'."
+        text = f"{prompts.rules(level)}{hidden}\n\n" + "\n".join(shown) + "\n\n"
+        names = ("The scout", "The executor")
+        for messages in history:
+            text += "".join(quoted("You" if who == seat else names[who], said) for who, said in messages.items())
+        if answers:
+            return f"{text}Find the way from S to G. {prompts.ending(level)}"
+        if seat == SCOUT:
+            wanted = f"The executor sees only rows {upper(size) + 1} to {size}. Write it what it needs to find the way"
+        else:
+            wanted = "Write the scout what you still need to know"
+        return f"{text}{wanted}, in at most {self.message_limit} characters."

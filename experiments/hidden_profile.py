@@ -1,0 +1,34 @@
+r"""Hidden-profile questions: the shared facts favour a wrong option, all facts together the right one.
+
+    python launch.py --config=experiments/hidden_profile.py                                     # the embedded model
+    python launch.py --config=experiments/hidden_profile.py:at_grpo_shared+qwen2.5-coder-1.5b   # on a GPU
+    python launch.py --config=experiments/hidden_profile.py:at_grpo_per_role+smollm2
+    python launch.py --config=experiments/hidden_profile.py:prompt+qwen2.5-coder-1.5b --mode=eval
+
+Two seats hold different facts about four options, write each other one message and vote. Forms: `prompt` (the team),
+`seat` (one agent with the facts of one seat) and `all` (one agent with all facts), all for `--mode=eval`; `seat_grpo`
+and `all_grpo` (the same trained), `at_grpo_shared` (the default) and `at_grpo_per_role`; each optionally with +MODEL
+(`configs/divided.py`). With one seat's facts at most 1 of 3 questions can be answered, and the obvious answer is always
+wrong (docs/divided.md).
+
+    --config.task.params.options=3                 # one agent with one seat's facts then gets at most 1 of 2
+    --config.task.params.seats=3                   # only without at_grpo_per_role; use fewer episodes, task.n_episodes
+
+The embedded model is not pretrained, so it gives no answers and learns nothing; the run only shows that everything
+works. Two steps and two evaluations take half a minute of CPU time.
+"""
+
+from configs import divided
+
+SEATS = ("ada", "ben")
+
+
+def get_config(form: str | None = None):
+    """Configure questions with four options for two seats."""
+    config = divided.divided(
+        "hidden_profile", form, seats=SEATS, speakers=len(SEATS), answering=len(SEATS), max_length=1024,
+        views={divided.TEAM: "team", divided.SEAT: "seat", divided.ALL: "all"},
+        params=dict(seats=len(SEATS), options=4, turns=1), small=dict(n_train=64, n_validation=16, n_test=16),
+    )  # fmt: skip
+    config.name = "hidden_profile"
+    return config
