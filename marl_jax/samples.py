@@ -21,6 +21,7 @@ Token i of a row attends to token j if both are in the same segment, `positions[
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -232,6 +233,19 @@ def split(tree: Any, parts: int) -> Any:
 def unsplit(tree: Any) -> Any:
     """Merge arrays [parts, N/parts, …] into [N, …] in the order before `split`."""
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), tree)
+
+
+def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -> Any:
+    """Map a function over parts of the rows to bound its memory.
+
+    Args:
+        function: Maps samples to a tree of arrays [N, …].
+        samples: Samples to process.
+        parts: Maximum number of parts; lowered until it divides N.
+    """
+    while samples.n % parts:
+        parts -= 1
+    return unsplit(jax.lax.map(function, split(samples.replace(completion_at=None), parts)))
 
 
 def join_answer(prompts: jax.Array, lengths: jax.Array, answers: jax.Array) -> jax.Array:

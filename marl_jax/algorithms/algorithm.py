@@ -23,7 +23,7 @@ from marl_jax.learning import losses
 from marl_jax.learning.settings import LearnerSettings, fields_of
 from marl_jax.learning.update import Objective, Scheduled
 from marl_jax.rollouts.base import Rollout, RunParts
-from marl_jax.samples import Samples, split, unsplit
+from marl_jax.samples import Samples, in_parts
 from models.sharding import num_shards
 
 
@@ -83,19 +83,6 @@ class HeldoutMetrics(NamedTuple):
 
     name: str
     counts: dict[str, HeldoutCount]
-
-
-def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -> Any:
-    """Map a function over parts of the rows to bound its memory.
-
-    Args:
-        function: Maps samples to a tree of arrays [N, …].
-        samples: Samples to process.
-        parts: Maximum number of parts; lowered until it divides N.
-    """
-    while samples.n % parts:
-        parts -= 1
-    return unsplit(jax.lax.map(function, split(samples.replace(completion_at=None), parts)))
 
 
 def score_in_parts(

@@ -15,10 +15,9 @@ import numpy as np
 from envs.games import exact
 from envs.games.game import Game
 from marl_jax.agents import scoring
-from marl_jax.algorithms.algorithm import in_parts
 from marl_jax.rollouts.games import look
 from marl_jax.rollouts.seated_team import SeatedTeam
-from marl_jax.samples import Samples, from_prompts
+from marl_jax.samples import Samples, from_prompts, in_parts
 from models.sharding import whole
 
 

@@ -24,7 +24,7 @@ from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
 from marl_jax.learning.settings import LearnerSettings
 from marl_jax.learning.update import TrainState, where_policies
-from marl_jax.samples import Samples, rows
+from marl_jax.samples import Samples, in_parts, rows
 from models.sharding import num_shards
 
 SHRINK = 0.5
@@ -103,6 +103,7 @@ class UpdateGuard:
         weight: float32 [n, R, S], 1 for the completions that count for a policy.
         logps: float32 [R, X], their log-probabilities before the update.
         limit: Mean drop in the log-probability of a completion, in nats, above which an update is rejected.
+        parts: Number of parts in which the rows are scored, so that they need no more memory than the update.
     """
 
     policy: Policy
@@ -110,6 +111,7 @@ class UpdateGuard:
     weight: jax.Array
     logps: jax.Array
     limit: float
+    parts: int
 
     @classmethod
     def before(
@@ -140,15 +142,16 @@ class UpdateGuard:
         # A row counts only for the policy it was picked for. A policy without rows picks those of others.
         slot = jnp.repeat(jnp.arange(len(own)), count)
         weight &= (slot == jnp.arange(len(own))[:, None])[..., None]
-        logps = scoring.answer_logps(policy, state.weights, chosen)
-        return cls(policy, chosen, weight.astype(jnp.float32), logps, algo.guard_drop)
+        parts = _parts(chosen.n, samples.n, algo)
+        logps = _score(policy, state, chosen, parts)
+        return cls(policy, chosen, weight.astype(jnp.float32), logps, algo.guard_drop, parts)
 
     def drop(self, state: TrainState) -> jax.Array:
         """Compute the mean drop in the log-probability of a completion, float32 [n].
 
         Gains of some completions do not offset losses of others.
         """
-        logps = scoring.answer_logps(self.policy, state.weights, self.rows)
+        logps = _score(self.policy, state, self.rows, self.parts)
         lost = jnp.maximum(self.rows.to_completions((self.logps - logps) * self.rows.mask()), 0.0)  # [R, S]
         lost = jnp.where(self.weight > 0, lost, 0.0)  # [n, R, S]; unscored completions may hold anything
         return jnp.sum(lost, axis=(1, 2)) / jnp.maximum(jnp.sum(self.weight, axis=(1, 2)), 1.0)
@@ -177,6 +180,25 @@ def is_guarded(policy: Policy, algo: LearnerSettings) -> bool:
     "auto" checks updates of adapters, of which a copy is small.
     """
     return algo.guard == "on" or (algo.guard == "auto" and policy.lora is not None)
+
+
+def _parts(n_rows: int, batch: int, algo: LearnerSettings) -> int:
+    """Return the number of equal parts, none larger than those of the update.
+
+    Args:
+        n_rows: Number of rows to score.
+        batch: Number of rows of an update.
+        algo: Settings of the algorithm.
+    """
+    size = max(1, batch // (algo.minibatches * algo.grad_accum_steps))
+    most = n_rows // num_shards("B", n_rows)
+    return next((parts for parts in range(-(-n_rows // size), most) if most % parts == 0), most)
+
+
+def _score(policy: Policy, state: TrainState, samples: Samples, parts: int) -> jax.Array:
+    """Compute log-probabilities of the completion tokens in parts, float32 [N, X]."""
+    logps = lambda part: scoring.answer_logps(policy, state.weights, part)  # noqa: E731
+    return logps(samples) if parts == 1 else in_parts(logps, samples, parts)
 
 
 def _n(policy: Policy) -> int:

@@ -209,11 +209,12 @@ def test_minibatches_of_whole_groups_have_no_net_advantage():
 # Guard
 
 
-def guarded(limit, n_policies=None, moved=0.0, only=None, factor=1.0):
+def guarded(limit, n_policies=None, moved=0.0, only=None, factor=1.0, grad_accum_steps=1):
     """Check an update that moves the adapters of `only` (all) randomly by `moved`, and return the state."""
     samples = completions(6, 4, policies=n_policies or 1, rewards=[1, 1, 1, 1] * 6)  # no group is informative
     p, before, after, algo = prepared(samples, n_policies)
-    algo = dataclasses.replace(algo, guard="on", guard_drop=limit, guard_completions=8)
+    guard = dict(guard="on", guard_drop=limit, guard_completions=8)
+    algo = dataclasses.replace(algo, grad_accum_steps=grad_accum_steps, **guard)
     before = dataclasses.replace(before, lr_factor=before.lr_factor * factor)
     noise = lambda x: x + moved * jax.random.normal(jax.random.key(1), x.shape)  # noqa: E731
     trained = {name: jax.tree.map(noise, tree) if name != "critic" else tree for name, tree in before.trained.items()}
@@ -248,6 +249,23 @@ def test_the_guard_judges_every_adapter_by_its_own_completions():
     assert metrics["rejected"].tolist() == [0, 1] and metrics["completion_drop"][0] == 0
     jax.tree.map(np.testing.assert_array_equal, state.trained, before.trained)
     assert state.lr_factor.tolist() == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("steps, at_once", [(1, 16), (6, 4), (24, 1)])
+def test_the_guard_scores_no_more_rows_at_a_time_than_the_update(monkeypatch, steps, at_once):
+    """The rows of two policies, 8 each, next to an update of 24 rows."""
+    scored, answer_logps = [], stability.scoring.answer_logps
+
+    def record(policy, weights, samples):
+        scored.append(samples.n)
+        return answer_logps(policy, weights, samples)
+
+    expected = guarded(limit=1.0, n_policies=2, moved=0.5)[3]
+    monkeypatch.setattr(stability.scoring, "answer_logps", record)
+    metrics = guarded(limit=1.0, n_policies=2, moved=0.5, grad_accum_steps=steps)[3]
+    assert set(scored) == {at_once}
+    assert (metrics["completion_drop"] > 0).all()
+    np.testing.assert_allclose(metrics["completion_drop"], expected["completion_drop"], rtol=1e-5)
 
 
 def test_weights_that_are_not_finite_are_rejected():
