@@ -41,6 +41,7 @@ class Samples:
         lengths: int32 [N]. Number of tokens that are not padding.
         policy: int32 [N]. Index of the learning policy that sampled the completions; -1 for any other player.
         completion_lengths: int32 [N, S]. Number of tokens of each completion; 0 for unused slots.
+        truncated: bool [N, S]. Whether a token limit cut the completion off: its finish reason is "length".
         context_len: int32 [N, S]. Number of tokens of the conversation before the completion, counting the prefix. It
             is 0 if the row had no room for the context. Such a completion has a value, a reward and a time, but cannot
             be scored.
@@ -90,6 +91,7 @@ class Samples:
     lengths: jax.Array
     policy: jax.Array
     completion_lengths: jax.Array
+    truncated: jax.Array
     context_len: jax.Array
     seat: jax.Array
     episode: jax.Array
@@ -327,6 +329,7 @@ def from_prompts(
         positions=jnp.broadcast_to(positions, tokens.shape).astype(jnp.int32),
         lengths=real,
         completion_lengths=completion_lengths,
+        truncated=jnp.zeros((n, s), bool),
         context_len=jnp.broadcast_to(skip + lengths[:, None], (n, s)),
         completion_of=completion_of.astype(jnp.int32),
         logits_index=jnp.broadcast_to(logits_index, (n, s, w)).reshape(n, s * w).astype(jnp.int32),

@@ -26,6 +26,7 @@ class Decision(NamedTuple):
         lengths: int32 [B].
         logps: float32 [B, W].
         values: float32 [B], the critic's values before the completions.
+        truncated: bool [B], whether the token limit cut the completion off.
     """
 
     action: jax.Array
@@ -33,6 +34,7 @@ class Decision(NamedTuple):
     lengths: jax.Array
     logps: jax.Array
     values: jax.Array
+    truncated: jax.Array
 
 
 @jax.named_scope("answer")
@@ -96,7 +98,7 @@ def answer(policy, prepared, last, lengths, legal, keys, temperature, cache, ada
         policy.model, prepared["model"], last, lengths, legal, temperatures, keys, cache, adapters, policy.dtype, prefix
     )
     reply = policy.answers.sample(inputs)
-    return Decision(reply.action, reply.tokens, reply.lengths, reply.logps, values)
+    return Decision(reply.action, reply.tokens, reply.lengths, reply.logps, values, reply.truncated)
 
 
 def _read_prompts(policy: Policy, prepared, tokens, lengths, adapters):

@@ -30,12 +30,14 @@ class Reply(NamedTuple):
         tokens: int32 [B, W], 0 after the end.
         lengths: int32 [B].
         logps: float32 [B, W].
+        truncated: bool [B], whether the token limit cut the completion off.
     """
 
     action: jax.Array
     tokens: jax.Array
     lengths: jax.Array
     logps: jax.Array
+    truncated: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +118,6 @@ class CompletionFormat(Protocol):
         """Return the named actions, or random legal ones where none was named, int32 [B]."""
         ...
 
-    def truncated(self, samples: Samples) -> jax.Array:
-        """Return which completions reached the token limit without ending, bool [N, S]."""
-        ...
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constrained:
@@ -149,7 +147,8 @@ class Constrained:
             inputs.model, inputs.params, inputs.hidden, inputs.lengths, self.choices, inputs.legal, inputs.temperature,
             inputs.keys, cache=inputs.cache, adapters=inputs.adapters, dtype=inputs.dtype, prefix=inputs.prefix,
         )  # fmt: skip
-        return Reply(chosen.action, chosen.tokens, chosen.lengths, chosen.logps)
+        never = jnp.zeros(chosen.action.shape, bool)
+        return Reply(chosen.action, chosen.tokens, chosen.lengths, chosen.logps, never)
 
     def score(self, model, params, before, samples: Samples, temperature):
         """Score tokens under the distribution over legal names.
@@ -175,10 +174,6 @@ class Constrained:
     def playable(self, action, legal, keys):
         """Return the actions unchanged, since all of them are legal."""
         return action
-
-    def truncated(self, samples: Samples):
-        """Return False for all completions."""
-        return jnp.zeros(samples.completion_lengths.shape, bool)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -233,7 +228,8 @@ class FreeText:
             tokens, logps = (jnp.concatenate(x, axis=1) for x in zip((tokens, logps), rest, strict=True))
         tokens, logps = tokens[:, : self.max_new], logps[:, : self.max_new]
         said = rows.written - (rows.finish == decode.STOP)
-        return Reply(self.parse(tokens, said, inputs.legal), tokens, rows.written, logps)
+        action = self.parse(tokens, said, inputs.legal)
+        return Reply(action, tokens, rows.written, logps, rows.finish == decode.LENGTH)
 
     def score(self, model, params, before, samples: Samples, temperature):
         """Score tokens under the distribution over the full vocabulary."""
@@ -258,11 +254,6 @@ class FreeText:
     def playable(self, action, legal, keys):
         """Replace missing actions by random legal ones."""
         return jnp.where(action < 0, jax.vmap(pick)(legal, keys), action)
-
-    def truncated(self, samples: Samples):
-        """Return which completions have the maximum length and no stop token."""
-        stopped = jnp.isin(samples.targets, jnp.asarray(self.stop_ids, jnp.int32)).astype(jnp.int32)
-        return (samples.completion_lengths == self.max_new) & (samples.to_completions(stopped) == 0)
 
 
 def free_text(stop_ids: tuple[int, ...], max_new: int) -> FreeText:

@@ -82,7 +82,7 @@ class PolicyGradientSettings(LearnerSettings):
     overlong: str = setting(
         "none",
         choice("none", "mask", "penalty"),
-        "Handling of free completions that reach the token limit; mask: no loss; penalty: lower reward",
+        "Handling of free completions that a token limit cuts off; mask: no loss; penalty: lower reward",
     )
     overlong_buffer: int = setting(
         2, integer(1, 1 << 17), "Number of tokens before the limit over which the penalty grows from 0 to 1"

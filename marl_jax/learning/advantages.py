@@ -153,18 +153,19 @@ def whiten(advantages: jax.Array, label: jax.Array, weights: jax.Array, n_labels
 def handle_overlong(policy: Policy, samples: Samples, algo: LearnerSettings) -> tuple[Samples, dict[str, jax.Array]]:
     """Handle overlong completions as `algo.overlong` specifies.
 
+    A truncated completion gets the full penalty, whichever limit cut it off.
+
     Returns:
         The samples, and as a metric the share of completions that were truncated.
     """
-    cut = policy.answers.truncated(samples)
-    counts = samples.loss_weights > 0
+    cut, counts = samples.truncated, samples.loss_weights > 0
     share = jnp.sum(cut & counts) / jnp.maximum(jnp.sum(counts), 1)
     kind = algo.overlong
     if kind == "mask":
         samples = samples.replace(loss_weights=samples.loss_weights * ~cut)
     elif kind == "penalty":
         price = overlong_penalty(samples.completion_lengths, policy.width, algo.overlong_buffer)
-        price = price * (samples.policy >= 0)[:, None]
+        price = jnp.where(cut, -1.0, price) * (samples.policy >= 0)[:, None]
         own = jax.nn.one_hot(samples.seat, samples.n_seats)
         samples = samples.replace(rewards=samples.rewards + price[..., None] * own)
     return samples, {"truncated_completions": share}

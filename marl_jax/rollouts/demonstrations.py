@@ -126,7 +126,7 @@ class Demonstrations(GameRollout):
         best = jnp.where(known, best, jnp.argmax(seen.legal, axis=1))
         answers, completion_lengths = self._written(best, seen.policy)
         nothing = jnp.zeros(answers.shape, jnp.float32)
-        decision = Decision(best, answers, completion_lengths, nothing, nothing[:, 0])
+        decision = Decision(best, answers, completion_lengths, nothing, nothing[:, 0], jnp.zeros(best.shape, bool))
 
         stray_keys, pick_keys = jnp.moveaxis(jax.vmap(jax.random.split)(other_keys), 1, 0)
         stray = (jax.vmap(jax.random.uniform)(stray_keys) < self.noise) & jax.vmap(self.game.moves)(seen.seat)

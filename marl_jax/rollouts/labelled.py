@@ -306,6 +306,7 @@ def collate(batch: Sequence[Labelled], width: int, answer_width: int) -> Samples
         lengths=np.array([len(one.reading.tokens) for one in batch], np.int32),
         policy=np.zeros((n,), np.int32),
         completion_lengths=np.array([[one.reading.completion_length] for one in batch], np.int32),
+        truncated=np.zeros((n, 1), bool),
         context_len=starts,
         seat=zeros, episode=zeros, turn=zeros, member=zeros,
         group=np.arange(n, dtype=np.int32)[:, None],

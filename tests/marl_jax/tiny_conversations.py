@@ -130,7 +130,12 @@ def together(rows: list[Row], skip: int, time: int, size: int, width: int, strid
         name: numbers((size,))
         for name in ("completion_lengths", "context_len", "seat", "episode", "turn", "member", "action")
     }
-    x |= dict(group=numbers((size,)), ends=np.zeros((n, size), bool), loss_weights=np.zeros((n, size), np.float32))
+    x |= dict(
+        group=numbers((size,)),
+        ends=np.zeros((n, size), bool),
+        truncated=np.zeros((n, size), bool),
+        loss_weights=np.zeros((n, size), np.float32),
+    )
     x |= dict(rewards=np.zeros((n, size, 1), np.float32), legal=np.zeros((n, size, actions), bool))
     x |= dict(
         completion_of=numbers((size * width,), -1),

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from configs import algorithms
 from envs.games import registry as games
@@ -103,3 +104,13 @@ def _weights(policy, seed, reference):
 def ppo(**changes):
     """PPO's settings."""
     return settings_from(algorithms.ppo(**dict(tis_clip=0.0, minibatches=2, epochs=1) | changes))
+
+
+def assert_truncated(samples, policy):
+    """Free completions are truncated if they reach the limit without a stop token; names of actions never are."""
+    if isinstance(policy.answers, Constrained):
+        assert not np.any(samples.truncated)
+        return
+    stopped = samples.to_completions(jnp.isin(samples.targets, jnp.asarray(policy.answers.stop_ids)) * 1) > 0
+    np.testing.assert_array_equal(samples.truncated, (samples.completion_lengths == policy.width) & ~stopped)
+    assert 0 < np.sum(samples.truncated) < np.sum(samples.completion_lengths > 0)

@@ -51,6 +51,7 @@ def by_hand(completion_of, n_completions: int | None = None, n_seats: int = 1, *
         lengths=jnp.ones((n,), jnp.int32),
         policy=zeros[:, 0],
         completion_lengths=lengths,
+        truncated=zeros > 0,
         context_len=zeros + 1,
         seat=zeros,
         episode=zeros,

@@ -290,7 +290,8 @@ class History:
         for backbone in self.team.backbones:
             belongs = self.team.own_ids(policy, backbone.number) >= 0
             width = backbone.policy.width
-            reply = Reply(decision.action, decision.answers[:, :width], decision.lengths, decision.logps[:, :width])
+            tokens, logps = decision.answers[:, :width], decision.logps[:, :width]
+            reply = Reply(decision.action, tokens, decision.lengths, logps, decision.truncated)
             lengths = jnp.where(belongs, backbone.policy.answers.kept(reply), lengths)
         return lengths
 

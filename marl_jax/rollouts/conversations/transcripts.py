@@ -211,6 +211,7 @@ def to_samples(script: Transcript, turns: Turn, places: RowPosition, candidates:
         branch=branch,
         policy=jnp.full((n,), -1, jnp.int32).at[places.row.reshape(-1)].max(turns.policy.reshape(-1)),
         completion_lengths=lengths,
+        truncated=spread(decision.truncated),
         context_len=spread(each(places.context_len) * whole),
         seat=spread(each(turns.seat)),
         episode=spread(each(turns.episode)),

@@ -83,6 +83,7 @@ def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -
         loss_weights=answers(turns.counts),
         rewards=answers(turns.rewards),
         action=answers(decision.action),
+        truncated=answers(decision.truncated),
         legal=each(turns.legal),
         values=answers(decision.values),
         central=None if turns.central is None else tuple(map(each, turns.central)),

@@ -201,6 +201,7 @@ def collate(
     at = np.asarray([n for n, *_ in all_of], np.intp), np.asarray([s for _, s, *_ in all_of], np.intp)
     per_answer = {
         "completion_lengths": (np.int32, [len(a.sampled.tokens) for *_, a in all_of]),
+        "truncated": (bool, [a.sampled.finish == "length" for *_, a in all_of]),
         "context_len": (np.int32, [a.said.start for *_, a in all_of]),
         "seat": (np.int32, [row.chat.seat for *_, row, _ in all_of]),
         "turn": (np.int32, [a.said.turn for *_, a in all_of]),

@@ -83,7 +83,7 @@ class ByNumber:
         lowest, highest = jnp.argmax(legal, axis=1), 8 - jnp.argmax(legal[:, ::-1], axis=1)
         action = jnp.where(ids == FIRST, lowest, highest).astype(jnp.int32)
         nothing = jnp.zeros((*action.shape, 1))
-        return Decision(action, action[:, None] + 49, jnp.ones_like(action), nothing, nothing[:, 0])
+        return Decision(action, action[:, None] + 49, jnp.ones_like(action), nothing, nothing[:, 0], action < 0)
 
 
 def expected_actions(turns):

@@ -57,7 +57,7 @@ class NoModel:
         action = jax.vmap(jax.random.categorical)(keys, logits) if temperature is None else jnp.argmax(logits, axis=1)
         logps = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], axis=1)
         answers = jnp.asarray([ord(c) for c in "udlr"])[action][:, None]
-        return Decision(action, answers, jnp.ones_like(action), logps, jnp.zeros(action.shape))
+        return Decision(action, answers, jnp.ones_like(action), logps, jnp.zeros(action.shape), action < 0)
 
 
 def program(kind=TreeRollout, seats=(0, 1), bots=(), learns=(True, True), **changes):

@@ -7,39 +7,25 @@ import numpy as np
 import pytest
 
 from configs import published
-from marl_jax.agents.answers import FreeText
 from marl_jax.algorithms import settings_from
 from marl_jax.learning.advantages import handle_overlong, overlong_penalty
-from tests.marl_jax import tiny_play
 from tests.marl_jax.algorithms import test_grpo
 
 pytestmark = pytest.mark.quick
 
-STOP = 9
-FREE = FreeText(None, np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(STOP, 8), max_new=4)
-WRITES = types.SimpleNamespace(answers=FREE, width=4, critic="none")  # free text of at most four tokens
+WRITES = types.SimpleNamespace(width=4, critic="none")  # free text of at most four tokens
 
 
-def samples(lengths, last, rewards=(4.0, 0.0), name="dapo"):
-    """Build a group of two completions of these lengths, with `last` as the fourth token."""
+def samples(lengths, cut, rewards=(4.0, 0.0), name="dapo"):
+    """Build a group of two completions of these lengths; `cut` says which were truncated."""
     given = test_grpo.two_answers(name, rewards, lengths)
-    targets = jnp.zeros((2, 4), jnp.int32).at[:, 3].set(jnp.asarray(last))
-    return given.replace(targets=targets.reshape(given.targets.shape))
+    return given.replace(truncated=jnp.asarray(cut, bool).reshape(given.truncated.shape))
 
 
 def settings(kind, **changes):
     algo = published.dapo(2, max_new_tokens=10, std_ddof=0)
     algo.update(dict(tis_clip=0.0, overlong=kind) | changes)
     return settings_from(algo)
-
-
-@pytest.mark.parametrize("name", ["grpo", "at_grpo"])
-def test_only_answers_that_were_cut_count_as_such(name):
-    """Completions in separate rows, and in one row."""
-    cut = lambda lengths, last: FREE.truncated(samples(lengths, last, name=name)).ravel().tolist()  # noqa: E731
-    assert cut([4, 3], [1, 1]) == [True, False]
-    assert cut([4, 4], [STOP, 8]) == [False, False]  # the stop was the last token
-    assert cut([4, 4], [1, STOP]) == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -60,12 +46,6 @@ def test_none_changes_nothing_and_counts():
     assert float(handle_overlong(WRITES, one, settings("none"))[1]["truncated_completions"]) == 0
 
 
-def test_names_of_actions_are_never_cut():
-    given = samples([4, 4], [1, 1])
-    same, metrics = handle_overlong(tiny_play.policy(long_names=True), given, settings("mask"))
-    assert float(metrics["truncated_completions"]) == 0 and same.loss_weights.tolist() == [[1], [1]]
-
-
 def learn(algo, given):
     """Return advantages, loss and gradient at ratio 1."""
     given, _ = handle_overlong(WRITES, given, algo)
@@ -80,7 +60,7 @@ def test_masked_answers_have_no_loss_but_stay_in_the_mean():
     assert loss == pytest.approx(1.0, abs=1e-5)
     np.testing.assert_allclose(gradient, [[0, 0, 0, 0], [1 / 2, 1 / 2, 0, 0]], atol=1e-5)
     # Without truncation it counts: the mean over six tokens, four with advantage 1 and two with -1.
-    _, loss, gradient = learn(settings("mask"), samples([4, 2], [STOP, 0]))
+    _, loss, gradient = learn(settings("mask"), samples([4, 2], [0, 0]))
     assert loss == pytest.approx((-4 + 2) / 6, abs=1e-5)
     np.testing.assert_allclose(gradient, [[-1 / 6] * 4, [1 / 6, 1 / 6, 0, 0]], atol=1e-5)
 
@@ -93,6 +73,12 @@ def test_the_penalty_is_part_of_the_reward():
     assert loss == pytest.approx((4 * 0.25 - 3 * 0.25) / 7, abs=1e-6)
     np.testing.assert_allclose(gradient, [[0.25 / 7] * 4, [-0.25 / 7] * 3 + [0]], atol=1e-6)
     assert settings("penalty").overlong == published.dapo().overlong
+
+
+def test_a_truncated_completion_gets_the_full_penalty():
+    """It has two of four tokens: its own limit, or the room left in its conversation, was lower."""
+    found, _ = handle_overlong(WRITES, samples([2, 2], [1, 0]), settings("penalty"))
+    np.testing.assert_allclose(found.rewards[:, 0, 0], [3, 0])
 
 
 def test_bots_pay_no_penalty():

@@ -88,7 +88,7 @@ def test_rows_that_are_cut_lose_long_prompts_and_nothing_else():
     prompts = jnp.where(jnp.arange(7) < lengths[..., None], 1 + jnp.arange(7), 0)
     zeros = jnp.zeros((2, 3), jnp.int32)
     answers = jnp.full((2, 3, 2), 9)
-    decision = Decision(zeros, answers, zeros + 2, jnp.zeros((2, 3, 2)), jnp.zeros((2, 3)))
+    decision = Decision(zeros, answers, zeros + 2, jnp.zeros((2, 3, 2)), jnp.zeros((2, 3)), zeros > 0)
     turn = Turn(
         prompts, lengths, zeros + 10, zeros, zeros, zeros, zeros, decision, jnp.ones((2, 3, 4), bool),
         rewards=jnp.zeros((2, 3, 1)), ends=zeros > 0, counts=jnp.ones((2, 3)),

@@ -208,6 +208,7 @@ def test_the_sampler_reports_what_the_learner_computes(kind):
     )
     if policy.width > 1:
         assert len(np.unique(samples.completion_lengths)) > 1
+    tiny_play.assert_truncated(samples, policy)
 
 
 def test_sections_have_the_right_opponents():

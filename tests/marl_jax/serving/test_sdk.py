@@ -164,24 +164,29 @@ def test_log_probs_of_a_session_are_those_of_the_learner(server):
     opened = post_json(f"{url}/v1/sessions", {"seed": 1, "policy_sampling": True})
     own = client(url, key=opened["key"], timeout=120)
 
-    def talk(messages, text, **more):
+    finished = []
+
+    def talk(messages, text, max_tokens=7, **more):
         messages = [*messages, {"role": "user", "content": text}]
-        choices = ask(own, messages=messages, max_tokens=7, **more).choices
+        choices = ask(own, messages=messages, max_tokens=max_tokens, **more).choices
+        finished.extend(choice.finish_reason for choice in choices)
         return [[*messages, choice.message.model_dump(exclude_none=True)] for choice in choices]
 
     first, second = talk([{"role": "system", "content": "ab"}], "one", n=2)
     (later,) = talk(second, "two")
-    talk(later, "three", temperature=0.1)
+    talk(later, "three", max_tokens=3, temperature=0.1)
     talk(second, "again")
     talk([*first[:-1], {"role": "assistant", "content": "else"}], "edited")
     talk([], "with a tool", tools=[ADD])
-    joined(ask(own, messages=[*later, {"role": "user", "content": "streamed"}], max_tokens=7, stream=True))
+    streamed = joined(ask(own, messages=[*later, {"role": "user", "content": "streamed"}], max_tokens=4, stream=True))
+    finished.append(streamed[0][0][1])
     session = found.sessions.get(opened["id"])
     chats = session.conversations()
     assert [len(chat.said) for chat in chats] == [3, 1, 1, 1, 1] and dict(session.forks) == {"edited": 1}
     episode = Episode(Job(0, 0, 0, None), chats)
     samples = collate([episode], sizes_for([episode]), n_seats=1)
     assert (samples.completion_lengths > 0).sum() == 8
+    assert samples.truncated.sum() == finished.count("length") > 3
     params = random_params(build(CONFIG), 0)
     scores = quick_jit(functools.partial(scoring.score, free_policy(1.0)))(
         {"model": params}, jax.tree.map(jnp.asarray, samples)

@@ -133,6 +133,7 @@ def test_what_was_sampled_stays_as_it_was():
     later = np.roll(told.recorded & ~told.fresh, -1, axis=1)  # the answers that a later one sees
     lengths, said = samples.completion_lengths[later], samples.targets.reshape(*later.shape, -1)[later]
     assert len(np.unique(samples.completion_lengths[told.exists])) > 1, "some stop early"
+    tiny_play.assert_truncated(samples, found.roll.team.backbones[0].policy)
     said = [ids[:n].tolist() for ids, n in zip(said, lengths, strict=True)]
     assert sum(TOKENIZER.encode(TOKENIZER.decode(ids)) != ids for ids in said) > 3
 

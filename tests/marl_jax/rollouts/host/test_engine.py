@@ -9,7 +9,10 @@ import pytest
 
 from envs.tasks.debate.task import ArithmeticDebate
 from envs.tasks.solver_checker import SolverChecker
+from envs.tasks.task import Outcome
 from marl_jax.agents import scoring
+from marl_jax.learning.advantages import handle_overlong
+from marl_jax.learning.settings import LearnerSettings
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
@@ -70,6 +73,59 @@ def test_other_rows_and_another_order_of_arrival_give_the_same_samples():
         roll(TREE, CANDIDATES, rows=2, concurrency=2),
     ):
         assert_equal_samples(first, other[0], atol=1e-5)
+
+
+class Deadlines:
+    """A sampler whose every seventh request is past its deadline, so that the batcher ends it early."""
+
+    def __init__(self, sampler):
+        self.sampler, self.requests = sampler, 0
+        self.set_weights = sampler.set_weights
+
+    async def answer(self, ids, sampling, policy=0, n=1, deadline=None):
+        self.requests += 1
+        return await self.sampler.answer(ids, sampling, policy, n, deadline if self.requests % 7 else 0.0)
+
+
+@pytest.mark.parametrize(
+    "max_length, own, late", [(MAX_LENGTH, (), False), (MAX_LENGTH, (3, 2, 12), False), (80, (), True)]
+)
+def test_completions_cut_by_any_limit_are_truncated(max_length, own, late):
+    """Limits of the policy, the request and the conversation. Completions that were cancelled are not used."""
+    stops = tuple(map(chr, range(32, 70)))
+    limits = {}
+
+    async def talk(ask, example):
+        chat = ask.chat(0)
+        for turn in range(3):
+            reply = await chat.say("ab", sampling={"max_new_tokens": own[turn]} if own else {})
+            start = chat.said[-1].start
+            limits[start, reply.tokens] = min(own[turn] if own else 7, max_length - start)
+        return Outcome(1)
+
+    tokenizer = merging_tokenizer()
+    with BatcherThread(Batcher(engine(), rows=8, max_length=MAX_LENGTH, chunk=4, tokenizer=tokenizer)) as sampler:
+        speaker = Speaker(
+            Deadlines(sampler) if late else sampler,
+            tokenizer,
+            Sampling(max_new_tokens=7, stop_strings=stops),
+            max_length,
+        )
+        rollout = make_rollout(talk, sampler, speakers=[speaker], n_examples=8, concurrency=1)
+        try:
+            samples, _, metrics = rollout({"policy": model_and_params()[1]}, rollout.init(None, None))
+        finally:
+            rollout.close()
+    cut = []
+    for n, s, x in answers_of(samples):
+        tokens = samples.targets[n, x].tolist()
+        stopped = tokens[-1] in tokenizer.stop_ids or any(stop in tokenizer.decode(tokens) for stop in stops)
+        assert stopped or len(tokens) == limits[samples.context_len[n, s], tuple(tokens)]
+        cut.append(not stopped)
+    assert 0 < sum(cut) < len(cut) and late == ("episodes/failed/answer_lost" in metrics)
+    share = handle_overlong(free_policy(), jax.tree.map(jnp.asarray, samples), LearnerSettings())[1]
+    assert float(share["truncated_completions"]) == pytest.approx(np.mean(cut)) == metrics["truncated_rate"]
+    assert [bool(samples.truncated[n, s]) for n, s, _ in answers_of(samples)] == cut
 
 
 @functools.partial(quick_jit, static_argnames="model")
