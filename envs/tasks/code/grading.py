@@ -60,6 +60,7 @@ def grade_groups(
     The reports are the same as if each group were graded separately, but the program is loaded only once where
     possible.
     """
+    program = program.removeprefix("\ufeff")  # it would otherwise follow the row's prelude
     if problem := unfit(program):
         return [_report(False, [_verdict("error", note=problem) for _ in tests]) for tests in groups]
     if any(kind_of(test) == "stdin" for tests in groups for test in tests):

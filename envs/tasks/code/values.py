@@ -108,8 +108,8 @@ def same(expected: Any, tree: Tree, close: tuple[float, float] | None = None, pl
     Args:
         expected: Expected value.
         tree: Tree of the actual value.
-        close: (relative, absolute) tolerance for numbers if one of them is a float, also within lists, tuples and the
-            values of dicts.
+        close: (relative, absolute) tolerance for numbers if one of them is no integer, also within lists, tuples and
+            the values of dicts.
         plain: Whether lists equal tuples, as in data that was stored as JSON.
     """
     return same_trees(encode(expected), tree, close, plain)
@@ -140,7 +140,7 @@ def _as_lists(tree: Tree) -> Tree:
 
 
 def _close(one: Tree, other: Tree, close: tuple[float, float]) -> bool:
-    if {one[0], other[0]} <= set("bif") and "f" in (one[0], other[0]):
+    if {one[0], other[0]} <= set("bifqD") and {one[0], other[0]} & set("fqD"):
         try:
             return math.isclose(_real(one), _real(other), rel_tol=close[0], abs_tol=close[1])
         except OverflowError:  # the integer exceeds the range of floats
@@ -154,7 +154,10 @@ def _close(one: Tree, other: Tree, close: tuple[float, float]) -> bool:
 
 
 def _real(tree: Tree) -> float:
-    return float(tree[1]) if tree[0] == "f" else float(int(str(tree[1]), 16))
+    if tree[0] in ("f", "D"):
+        return float(tree[1])
+    numbers = [int(str(part), 16) for part in tree[1:]]
+    return numbers[0] / numbers[1] if tree[0] == "q" else float(numbers[0])
 
 
 def shown(tree: Tree, longest: int = 200) -> str:
@@ -196,8 +199,10 @@ def _scalar(tag: str, content: list, longest: int) -> str:
         return repr(base64.b64decode(content[0])[: longest + 1])
     if tag == "c":
         return str(complex(float(content[0]), float(content[1])))
-    if tag == "q":
-        return f"Fraction of {len(content[0]) + len(content[1])} digits"
+    if tag == "q" and len(content[0]) + len(content[1]) < longest:
+        return f"Fraction({int(content[0], 16)}, {int(content[1], 16)})"
+    if tag == "D":
+        return f"Decimal({content[0]!r:.500})"
     if tag == "n":
         return "None"
     return str(bool(content[0])) if tag == "b" else str(content[0]) if tag == "f" else f"<{str(content[0])[:60]}>"

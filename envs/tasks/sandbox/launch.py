@@ -20,6 +20,7 @@ from envs.tasks.sandbox.inside import kernel
 
 INSIDE = Path(__file__).parent / "inside"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+STREAMS = (("/dev/stdin", "/proc/self/fd/0"), ("/dev/stdout", "/proc/self/fd/1"), ("/dev/stderr", "/proc/self/fd/2"))
 SCRATCH_MB = 256  # size of the private folder if it is an in-memory file system
 UIDS = range(20000, 60000)
 
@@ -93,11 +94,12 @@ def files(python: str | None = None) -> Files:
 def _links(readable: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Return the symbolic links that are not inside a readable folder.
 
-    These are links at the root, and the dynamic loader, which on ARM is a link in /usr/lib.
+    These are links at the root, the dynamic loader, which on ARM is a link in /usr/lib, and the standard streams.
     """
     loaders = (f"{os.path.realpath('/lib')}/{os.path.basename(path)}" for path in glob.glob("/lib/ld-linux*.so*"))
     links = [path for path in ("/lib", "/lib64", *loaders) if os.path.islink(path)]
-    return tuple((p, os.readlink(p)) for p in links if not any(p.startswith(folder + "/") for folder in readable))
+    links = [p for p in links if not any(p.startswith(folder + "/") for folder in readable)]
+    return tuple((p, os.readlink(p)) for p in links) + STREAMS
 
 
 def command(plan: Plan) -> list[str]:

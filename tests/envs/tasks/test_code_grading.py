@@ -13,6 +13,7 @@ from envs.tasks.code.rows import is_trainable, make_row
 from envs.tasks.code.values import literal
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
 from tests.conftest import shared_data
+from tests.envs.tasks.program_cases import RIGHT, WRONG
 from tests.envs.tasks.sandboxes import enough
 
 
@@ -40,6 +41,13 @@ def run(sandbox, row, program, tests=None, seconds=1.0):
 
 def outcomes(report):
     return [test["outcome"] for test in report["tests"]]
+
+
+@pytest.mark.parametrize(("name", "right"), [*((name, True) for name in RIGHT), *((name, False) for name in WRONG)])
+def test_right_programs_pass_in_any_style_and_wrong_ones_fail(sandbox, name, right):
+    row, program = (RIGHT if right else WRONG)[name]
+    report = run(sandbox, row, program, seconds=enough(program))
+    assert report["passed"] == right, report["tests"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Assertions about programs: splitting them, comparing values outside, and resisting forged verdicts."""
 
+import decimal
+import fractions
 import json
 import secrets
 
@@ -26,7 +28,7 @@ VALUES = st.recursive(
 )
 
 
-TAGS = st.sampled_from("nbifcqsyltSFdo")
+TAGS = st.sampled_from("nbifcqDsyltSFdo")
 FORGED = st.recursive(
     st.none() | NUMBERS | st.floats() | st.text(max_size=3),
     lambda inner: (
@@ -60,7 +62,16 @@ def test_forged_trees_are_refused_or_values(tree):
 
 def test_what_follows_a_nan_or_an_object_is_looked_at_too():
     for first in (["f", "nan"], ["o", "x"]):
-        for second in (["i", []], ["y", "?"], ["d", [1]], ["q", "1", "0"], ["b", float("inf")]):
+        for second in (
+            ["i", []],
+            ["y", "?"],
+            ["d", [1]],
+            ["q", "1", "0"],
+            ["D", "1e999999999"],
+            ["D", "sNaN"],
+            ["D", "x"],
+            ["b", float("inf")],
+        ):
             result = CallResult("ok", ["l", [first, second]])
             assert not result.equals([1]) and isinstance(result.show(), str)
 
@@ -72,6 +83,21 @@ def test_numbers_are_compared_as_python_compares_them():
     assert CallResult("ok", travelled(10**5000)).equals(10**5000)
     assert not CallResult("ok", travelled(0.1 + 0.2)).equals(0.3)
     assert not CallResult("error", travelled(1)).equals(1)
+    half = CallResult("ok", travelled(decimal.Decimal("0.50")))
+    assert half.equals(0.5) and half.equals(fractions.Fraction(1, 2)) and half.show().endswith("Decimal('0.50')")
+    assert not CallResult("ok", travelled(decimal.Decimal("NaN"))).equals(decimal.Decimal("NaN"))
+    assert CallResult("ok", travelled(decimal.Decimal("-Infinity"))).equals(float("-inf"))
+
+
+def test_tolerances_for_decimals_and_fractions():
+    program = "from decimal import Decimal\nfrom fractions import Fraction\ndef f(kind): return kind(1) / 3"
+    tests = [
+        "assert abs(f(Decimal) - Decimal('0.3333333')) < Decimal('1e-6')", "assert str(f(Decimal))[:4] == '0.33'",
+        "assert abs(f(Fraction) - 0.3333333) < 1e-6", "assert abs(f(Decimal) - Decimal('0.33')) < Decimal('1e-6')",
+    ]  # fmt: skip
+    setup = "from decimal import Decimal\nfrom fractions import Fraction"
+    results = any_sandbox().run_asserts_sync(program, tests, setup=setup)
+    assert [(result.passed, result.protected) for result in results] == [(True, True)] * 3 + [(False, True)], results
 
 
 FUNCTIONS = """

@@ -24,9 +24,14 @@ import math  # noqa: F401
 import operator  # noqa: F401
 import random  # noqa: F401
 import re  # noqa: F401
+import site
 import statistics  # noqa: F401
 import string  # noqa: F401
 import typing  # noqa: F401
+
+# The interpreter does not run `site` itself, which would add installed packages. Programs still use these builtins.
+site.setquit()
+site.sethelper()
 
 if __name__ == "__main__":
     inside.worker.serve()

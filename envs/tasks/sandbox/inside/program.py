@@ -1,5 +1,6 @@
 """The process of one program: drop all privileges, then run the program."""
 
+import _thread
 import atexit
 import fcntl
 import gc
@@ -41,7 +42,7 @@ def _read(descriptor):
     size, data = os.fstat(descriptor).st_size, b""
     while len(data) < size:
         data += os.pread(descriptor, size - len(data), len(data))
-    return data.decode("utf-8", "surrogatepass")
+    return data.decode("utf-8", "surrogatepass").removeprefix("\ufeff")  # as the interpreter does for files
 
 
 def _take_places(descriptors, writers, ready, with_calls):
@@ -68,10 +69,11 @@ def _give_up(worker, limits):
     environ = dict(os.environ)
     for name in environ:
         del os.environ[name]
+    memory, reserved = limits["memory_mb"] << 20, limits["memory_mb"] + RESERVED_MB << 20
     kernel_limits = {
         # Threads reserve address space that they do not use, so the limit is on data; the watcher counts the rest.
-        resource.RLIMIT_DATA: limits["memory_mb"] << 20,
-        resource.RLIMIT_AS: limits["memory_mb"] + RESERVED_MB << 20,
+        resource.RLIMIT_DATA: reserved,
+        resource.RLIMIT_AS: reserved,
         resource.RLIMIT_FSIZE: limits["file_mb"] << 20,
         resource.RLIMIT_NOFILE: 256,
         resource.RLIMIT_CORE: 0,
@@ -82,7 +84,7 @@ def _give_up(worker, limits):
     for kind, most in kernel_limits.items():
         _, hard = resource.getrlimit(kind)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+        resource.setrlimit(kind, (min(most, memory) if kind == resource.RLIMIT_DATA else most, most))
     seconds = max(1, -int(-limits["cpu"] // 1))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     if worker.uid is not None:
@@ -142,6 +144,7 @@ def _run(text, name, with_calls):
     module.__file__, module.__builtins__ = NAME, __builtins__
     sys.modules["__main__"] = sys.modules[name] = module
     linecache.cache[NAME] = (len(text), None, text.splitlines(True), NAME)  # for source lines in tracebacks
+    _allow_large_stacks()
     runner = calls.Runner(4, 5) if with_calls else None
     code = 0
     if runner:
@@ -161,6 +164,21 @@ def _run(text, name, with_calls):
         if runner:
             runner.run(module.__dict__)
     return _finish(code)
+
+
+def _allow_large_stacks():
+    """Let `threading.stack_size` reserve address space beyond the memory limit.
+
+    The kernel counts a stack as data as soon as it is reserved. The watcher counts the part that is used.
+    """
+    plain = threading.stack_size
+
+    def stack_size(size=0, /):
+        before, (_, most) = plain(size), resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        return before
+
+    threading.stack_size = _thread.stack_size = stack_size
 
 
 def _exit_code(ending):

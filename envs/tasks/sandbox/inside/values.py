@@ -2,6 +2,7 @@
 
     None -> ["n"]   True -> ["b", 1]   12 -> ["i", "c"] (hexadecimal)   0.5 -> ["f", "0.5"]   "a" -> ["s", "a"]
     [1] -> ["l", [...]]   (1,) -> ["t", [...]]   {1} -> ["S", [...]]   {1: 2} -> ["d", [[key, value]]]
+    Fraction(1, 2) -> ["q", "1", "2"] (hexadecimal)   Decimal("0.5") -> ["D", "0.5"]
     anything else -> ["o", name of its type]
 
 A tree is compared and converted to source without building sets or dictionaries from it, so that keys chosen to collide
@@ -15,6 +16,8 @@ import fractions
 
 MAX_DEPTH = 100
 MAX_NODES = 200_000
+MAX_EXPONENT = 400
+"""Largest exponent of ten and number of digits of a Decimal; its exact ratio would be too long otherwise."""
 
 
 class NotAValue(ValueError):
@@ -45,13 +48,25 @@ def encode(value, depth: int = 0):
             return [tag, [encode(item, depth + 1) for item in base.__iter__(value)]]  # pyright: ignore[reportArgumentType]
     if isinstance(value, dict):
         return ["d", [[encode(key, depth + 1), encode(held, depth + 1)] for key, held in dict.items(value)]]
-    if isinstance(value, (fractions.Fraction, decimal.Decimal)):
-        try:
-            above, below = value.as_integer_ratio()
-            return ["q", format(above, "x"), format(below, "x")]
-        except (ValueError, OverflowError):  # Decimal("NaN"), Decimal("Infinity")
-            return ["f", repr(float(value))]
+    if isinstance(value, decimal.Decimal):
+        text = decimal.Decimal.__str__(value)
+        return ["D", text] if _is_short(value) else ["o", "a Decimal too long to report"]
+    if isinstance(value, fractions.Fraction):
+        above, below = value.as_integer_ratio()
+        return ["q", format(above, "x"), format(below, "x")]
     return ["o", getattr(kind, "__name__", "?")]
+
+
+def _is_short(number: decimal.Decimal) -> bool:
+    _, digits, exponent = number.as_tuple()
+    return len(digits) <= MAX_EXPONENT and (isinstance(exponent, str) or abs(exponent) <= MAX_EXPONENT)
+
+
+def _decimal(text) -> decimal.Decimal:
+    number = decimal.Decimal(str(text)) if len(str(text)) < 3 * MAX_EXPONENT else None
+    if number is None or not _is_short(number):
+        raise NotAValue("a Decimal is too long")
+    return number
 
 
 class _Budget:
@@ -82,7 +97,7 @@ class _EqualsNothing(Exception):
 def _canonical(tree, depth, budget):
     budget.take(depth)
     tag, *rest = _parts(tree)
-    if tag in "bifcq":
+    if tag in "bifcqD":
         return _number(tag, rest)
     if tag == "n":
         return "n"
@@ -104,12 +119,12 @@ def _number(tag, rest):
     if tag == "c":
         real, imaginary = (_number("f", [text]) for text in rest)
         return real if imaginary == "i0/1" else f"c({real},{imaginary})"
-    if tag == "f":
-        value = float(rest[0])
+    if tag in "fD":
+        value = float(rest[0]) if tag == "f" else _decimal(rest[0])
         if value != value:
             raise _EqualsNothing
         if value in (float("inf"), float("-inf")):
-            return f"f{value}"
+            return f"f{float(value)}"
         above, below = value.as_integer_ratio()
     elif tag == "q":
         exact = fractions.Fraction(int(rest[0], 16), int(rest[1], 16))
@@ -146,6 +161,8 @@ def _source(tree, depth, budget):
         return "complex({}, {})".format(*(_source(["f", text], depth + 1, budget) for text in rest))
     if tag == "q":
         return f"__import__('fractions').Fraction({int(rest[0], 16):#x}, {int(rest[1], 16):#x})"
+    if tag == "D":
+        return f"__import__('decimal').Decimal({str(_decimal(rest[0]))!r})"
     if tag == "s":
         return repr(str(rest[0]))
     if tag == "y":
@@ -173,7 +190,12 @@ def check(tree) -> None:
 
 def _parts(tree):
     sizes = {"n": 0, "c": 2, "q": 2}
-    if not isinstance(tree, list) or not tree or not isinstance(tree[0], str) or tree[0] not in tuple("nbifcqsyltSFdo"):
+    if (
+        not isinstance(tree, list)
+        or not tree
+        or not isinstance(tree[0], str)
+        or tree[0] not in tuple("nbifcqDsyltSFdo")
+    ):
         raise NotAValue("not a value")
     if len(tree) != 1 + sizes.get(tree[0], 1):
         raise NotAValue("not a value")

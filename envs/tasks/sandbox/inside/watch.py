@@ -66,6 +66,9 @@ def run(worker, request: dict, descriptors: list[int], main) -> bool:
     limits = request["limits"]
     size = limits["output_kb"] * 1024
     streams = dict(zip(STREAMS, (_Stream(size), _Stream(size), _Stream(RESULTS_KB * 1024)), strict=True))
+    if worker.uid is not None:
+        for stream in streams.values():
+            os.fchown(stream.writer, worker.uid, worker.uid)  # so that the program can open /dev/stdout
     ready, wrote_ready = os.pipe()
     started = time.monotonic()
     pid = os.fork()
