@@ -17,6 +17,10 @@ class CheckpointError(RunError):
     """A checkpoint that cannot be read or written, or belongs to another run."""
 
 
+class LostProcess(RunError):
+    """An error for another process of the run that no longer responds."""
+
+
 def user_errors() -> tuple[type[Exception], ...]:
     """Return the types of errors that a user can fix."""
     # Imported here because models import JAX.

@@ -1,7 +1,8 @@
 """Download the weights of a registered model: `python -m models.fetch NAME [--dir DIR]`.
 
-Models are stored in `$MARL_JAX_WEIGHTS/NAME`, or in `weights/NAME` of the repository, as a Hugging Face folder or one
-GGUF file. Files are downloaded next to the final location and moved there when they are complete.
+Models are stored as a Hugging Face folder or one GGUF file in `$MARL_JAX_WEIGHTS/NAME`, by default in
+`~/.cache/marl_jax/weights/NAME`; an existing `weights/NAME` in the repository is used too. Files are downloaded next to
+the final location and moved there when they are complete.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import zipfile
 from pathlib import Path
 
 from models import registry
+from models.user_cache import user_cache
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +56,11 @@ WHEELS = {
 
 def folder(name: str, root: str | Path | None = None) -> Path:
     """Return the folder for the files of a model, whether or not it exists."""
-    root = root or os.environ.get(ROOT) or Path(__file__).resolve().parents[1] / "weights"
-    return Path(root).expanduser() / registry.get(name).name
+    name, root = registry.get(name).name, root or os.environ.get(ROOT)
+    in_repository = Path(__file__).resolve().parents[1] / "weights" / name
+    if not root and in_repository.is_dir():
+        return in_repository
+    return Path(root or user_cache("weights")).expanduser() / name
 
 
 def locate(name: str, root: str | Path | None = None) -> Path | None:
@@ -184,7 +189,9 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m models.fetch", description="Download the weights of a registered model."
     )
     parser.add_argument("name", metavar="NAME", help=f"Name of the model, one of: {', '.join(registry.names())}")
-    parser.add_argument("--dir", help=f"Folder with one folder per model (default: ${ROOT}, or weights/)")
+    parser.add_argument(
+        "--dir", help=f"Folder with one folder per model (default: ${ROOT}, or ~/.cache/marl_jax/weights)"
+    )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:

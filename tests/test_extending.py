@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import launch
 from configs import defaults
 from envs.games import text as texts
 from envs.games import view
@@ -26,6 +25,7 @@ from envs.games.bots import BOTS, bot_names, make_bot
 from envs.games.entry import GAMES
 from envs.games.registry import make, make_text
 from envs.tasks import TASKS, scripted
+from marl_jax import cli
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.errors import ConfigError
 from marl_jax.running.metrics import read_json_lines
@@ -42,7 +42,7 @@ from tests.models import test_families, tiny_models
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(launch.__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE, re.DOTALL))
 ROWS = re.findall(
@@ -152,7 +152,7 @@ TINY = {
 def quiet(monkeypatch):
     """Runs that tests start leave the root logger and the compilation cache alone."""
     monkeypatch.setattr("marl_jax.running.console.set_up", lambda *_, **__: None)
-    monkeypatch.setattr(launch, "keep_compiled", lambda folder: None)
+    monkeypatch.setattr(cli, "keep_compiled", lambda folder: None)
 
 
 def train(folder: Path, config: str, *overrides: str) -> list[dict]:
@@ -164,7 +164,7 @@ def train(folder: Path, config: str, *overrides: str) -> list[dict]:
         "--config.mesh.data=1",
         *(f"--config.{o}" for o in overrides),
     ]
-    assert launch.main(["launch.py", f"--config={config}", f"--workdir={folder}", *flags]) == 0
+    assert cli.main(["launch.py", f"--config={config}", f"--workdir={folder}", *flags]) == 0
     rows = read_json_lines(folder / "metrics.jsonl")
     assert len(rows) == 2 and all(np.isfinite(row["loss"]) and not row["skipped"] for row in rows)
     return rows
@@ -182,7 +182,7 @@ def test_training_on_the_game(package, tmp_path, context):
     assert rows[0]["completions_trained"] > 0
     if context == "turn":  # the run remembers its plugin
         with reachable(package):
-            assert launch.main(["launch.py", f"--workdir={tmp_path / 'run'}", "--mode=eval"]) == 0
+            assert cli.main(["launch.py", f"--workdir={tmp_path / 'run'}", "--mode=eval"]) == 0
         found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
         assert {"random", "modulo"} <= {row["opponent"] for row in found["rows"]}
 
@@ -200,9 +200,9 @@ def test_the_commands_are_accepted(package, tmp_path, monkeypatch, command):
         (tmp_path / name).symlink_to(place / name)
     monkeypatch.chdir(tmp_path)
     started = []
-    monkeypatch.setattr(launch, "start", lambda mode, given: started.append(given["config"].plugins))
+    monkeypatch.setattr(cli, "start", lambda mode, given: started.append(given["config"].plugins))
     with reachable(package):
-        assert launch.main(command) == 0
+        assert cli.main(command) == 0
     assert started == [("my_package.plugin",)]
 
 
@@ -323,7 +323,7 @@ def test_training_with_the_algorithm(package, tmp_path):
 )
 def test_what_the_algorithm_rejects(added, capsys, override, message):
     flags = ["--config.plugins=my_package.plugin", "--config.algo.name=reinforce", f"--config.{override}"]
-    assert launch.main(["launch.py", f"--config={ROOT}/tests/marl_jax/tiny_run.py", *flags]) == 2
+    assert cli.main(["launch.py", f"--config={ROOT}/tests/marl_jax/tiny_run.py", *flags]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -432,6 +432,6 @@ def test_training_a_model_of_the_family(package, tmp_path, capsys):
         overrides = ("model.shape.family=relu2", "model.lora.rank=2")
         train(tmp_path / "run", tiny_run, *overrides, "model.lora.targets=('q','up','down')")
         flags = ["--config.plugins=my_package.plugin", *(f"--config.{o}" for o in overrides)]
-        assert launch.main(["launch.py", f"--config={tiny_run}", *flags]) == 2
+        assert cli.main(["launch.py", f"--config={tiny_run}", *flags]) == 2
         message = "config.model.lora.targets has 'gate', but tiny (family relu2) has no such projection"
         assert message in capsys.readouterr().err

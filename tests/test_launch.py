@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-import launch
+from marl_jax import cli
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.errors import RunError
 from marl_jax.running.signals import GracefulStop
 from marl_jax.schema import flags
 from marl_jax.schema.validate import fields
+from models.user_cache import user_cache
 
 pytestmark = pytest.mark.quick
 
-ROOT = Path(launch.__file__).parent
+ROOT = flags.REPOSITORY
 ARITHMETIC = f"--config={ROOT}/experiments/arithmetic.py"
 TIC_TAC_TOE = f"--config={ROOT}/experiments/tic_tac_toe_selfplay.py"
 
@@ -32,19 +33,19 @@ def here(tmp_path, monkeypatch):
     """Keep runs in a temporary folder and leave the root logger alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("marl_jax.running.console.set_up", lambda *_, **__: None)
-    monkeypatch.setattr(launch, "keep_compiled", lambda folder: None)
+    monkeypatch.setattr(cli, "keep_compiled", lambda folder: None)
 
 
 @pytest.fixture
 def started(monkeypatch):
     """Record the modes and their arguments instead of starting them."""
     calls = []
-    monkeypatch.setattr(launch, "start", lambda mode, given: calls.append((mode, given)))
+    monkeypatch.setattr(cli, "start", lambda mode, given: calls.append((mode, given)))
     return calls
 
 
 def refused(capsys, *arguments):
-    assert launch.main(["launch.py", *arguments]) == 2
+    assert cli.main(["launch.py", *arguments]) == 2
     message = capsys.readouterr().err
     assert "Traceback" not in message
     return message
@@ -55,7 +56,7 @@ def test_overrides_land_with_their_types(started):
     changes += ["agents.seat_1=main"]
     switches = ["--noconfig.opponents.prioritized", "--config.env.symmetry"]
     overrides = [f"--config.{change}" for change in changes] + switches
-    assert launch.main(["launch.py", TIC_TAC_TOE, *overrides]) == 0
+    assert cli.main(["launch.py", TIC_TAC_TOE, *overrides]) == 0
     (mode, given), config = started[0], started[0][1]["config"]
     assert mode == "train" and given["workdir"] == Path.cwd() / "runs" / "tic_tac_toe_selfplay"
     assert (config.steps, config.optim.lr, config.opponents.prioritized, config.env.symmetry) == (7, 1e-5, False, True)
@@ -63,16 +64,28 @@ def test_overrides_land_with_their_types(started):
 
 
 def test_variants_and_the_two_word_form(started):
-    assert launch.main(["launch.py", "--config", f"{ROOT}/experiments/hanabi_selfplay.py:smollm2-lora"]) == 0
+    assert cli.main(["launch.py", "--config", f"{ROOT}/experiments/hanabi_selfplay.py:smollm2-lora"]) == 0
     given = started[0][1]
     assert given["workdir"].name == "hanabi_selfplay-smollm2-lora"
     assert given["config"].model.lora.rank > 0 and given["config"].env.params.preset == "full"
 
 
+def test_an_experiment_is_found_by_its_name(started):
+    assert cli.main(["marl-jax", "--config=hanabi_selfplay:smollm2-lora"]) == 0
+    given = started[0][1]
+    assert given["workdir"] == Path.cwd() / "runs" / "hanabi_selfplay-smollm2-lora"
+    assert given["config"].env.name == "hanabi" and given["config"].model.lora.rank > 0
+
+
+def test_errors_begin_with_the_name_of_the_command(capsys):
+    assert cli.main(["/usr/bin/marl-jax", "--config=tictactoe"]) == 2
+    assert capsys.readouterr().err.startswith("marl-jax: --config=tictactoe: no such Python file; experiments: agent_")
+
+
 def test_parameters_of_the_game_may_be_new(started):
     hanabi = f"--config={ROOT}/experiments/hanabi_selfplay.py"
     overrides = ["--config.env.params.players=3", "--config.model.shape.tie_embeddings=false"]
-    assert launch.main(["launch.py", hanabi, *overrides]) == 0
+    assert cli.main(["launch.py", hanabi, *overrides]) == 0
     config = started[0][1]["config"]
     assert config.env.params.players == 3 and config.model.shape.tie_embeddings is False
 
@@ -117,8 +130,8 @@ def test_parameters_of_the_game_may_be_new(started):
         ([TIC_TAC_TOE, "steps=3"], "'steps=3' is not a flag; flags start with --; did you mean --config.steps=3?\n"),
         (["train", TIC_TAC_TOE], "'train' is not a flag; flags start with --; did you mean --mode=train?\n"),
         (["experiments/kuhn.py"], "did you mean --config=experiments/kuhn.py?\n"),
-        (["--config=experiments/tictactoe.py"], "; did you mean tic_tac_toe_selfplay.py?\n"),
-        (["--config=Hanabi"], "; did you mean hanabi_selfplay.py?\n"),
+        (["--config=experiments/tictactoe.py"], "; did you mean tic_tac_toe_selfplay?\n"),
+        (["--config=Hanabi"], "; did you mean hanabi_selfplay?\n"),
         (["--config.steps=3"], "--config=experiments/NAME.py or the --workdir of an existing run is required"),
         (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist; pass --config=experiments/NAME.py"),
         (["--workdir=.", "--mode=report"], ". is not the folder of a run: config.json does not exist\n"),
@@ -143,9 +156,9 @@ def test_refused(capsys, started, arguments, message):
 
 
 def test_help_lists_the_modes_and_the_fields(capsys):
-    assert launch.main(["launch.py", "--help"]) == 0
+    assert cli.main(["launch.py", "--help"]) == 0
     text = capsys.readouterr().out
-    assert f"One of {', '.join(launch.MODES)}" in " ".join(text.split())
+    assert f"One of {', '.join(cli.MODES)}" in " ".join(text.split())
     assert "\n  optim.lr (0.001): Learning rate\n" in text
     own = text[text.index("Config fields of the algorithm sft:") :]
     assert "algo.noise (0.1): Fraction of " in own and "algo.clip_low" not in own
@@ -157,7 +170,7 @@ def test_an_experiment_with_a_mistake_is_reported_with_its_name(capsys, tmp_path
     assert "get_config returned dict" in refused(capsys, f"--config={file}")
     file.write_text("def get_config():\n    return undefined.name\n")
     with pytest.raises(NameError):  # a bug in Python code is shown as such
-        launch.main(["launch.py", f"--config={file}"])
+        cli.main(["launch.py", f"--config={file}"])
 
 
 def test_a_run_is_found_by_its_folder(started, tmp_path):
@@ -165,7 +178,7 @@ def test_a_run_is_found_by_its_folder(started, tmp_path):
     config.steps = 77
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     arguments = [f"--workdir={tmp_path}", "--mode=eval", "--config.eval.opponents=('minimax',)"]
-    assert launch.main(["launch.py", *arguments]) == 0
+    assert cli.main(["launch.py", *arguments]) == 0
     found = started[0][1]["config"]
     assert found.steps == 77 and found.eval.opponents == ("minimax",) and found.name == "tic_tac_toe_selfplay"
 
@@ -177,7 +190,7 @@ def test_every_field_can_be_written_on_the_command_line(started, form):
     config = flags.load_experiment(path, form)
     overrides = [f"--config.{name}={value}" for name, value in fields(config) if not isinstance(value, ConfigDict)]
     assert len(overrides) > 100
-    assert launch.main(["launch.py", f"--config={path}:{form}", *overrides]) == 0
+    assert cli.main(["launch.py", f"--config={path}:{form}", *overrides]) == 0
     assert started[0][1]["config"].to_dict() == config.to_dict()
 
 
@@ -185,7 +198,7 @@ def test_every_field_can_be_written_on_the_command_line(started, form):
 def test_a_saved_config_is_read_as_it_was(started, tmp_path, experiment):
     config = flags.load_experiment(f"{ROOT}/experiments/{experiment.partition(':')[0]}", experiment.partition(":")[2])
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    assert launch.main(["launch.py", f"--workdir={tmp_path}"]) == 0
+    assert cli.main(["launch.py", f"--workdir={tmp_path}"]) == 0
     assert started[0][1]["config"].to_dict() == config.to_dict()
 
 
@@ -223,7 +236,7 @@ def test_a_folder_from_before_is_refused_with_the_new_names(capsys, started, tmp
 
 def test_another_algorithm_brings_its_fields_and_keeps_what_was_changed(started):
     plan_path = f"--config={ROOT}/experiments/plan_path.py"
-    assert launch.main(["launch.py", f"{plan_path}:grpo", "--config.algo.name=ppo", "--config.algo.lam=0.5"]) == 0
+    assert cli.main(["launch.py", f"{plan_path}:grpo", "--config.algo.name=ppo", "--config.algo.lam=0.5"]) == 0
     algo = started[0][1]["config"].algo
     assert set(algo) == {"name", *ALGORITHMS.get("ppo").fields}
     assert (algo.name, algo.lam, algo.critic) == ("ppo", 0.5, "head")
@@ -260,7 +273,7 @@ def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, m
         capsys, *chosen, "--config.algo.gamma=1"
     )
     assert "config.algo.beta is 2.0, but must be a number >= 0" in refused(capsys, *chosen, "--config.algo.beta=2")
-    assert launch.main(["launch.py", *chosen, "--config.algo.beta=1e-5"]) == 0
+    assert cli.main(["launch.py", *chosen, "--config.algo.beta=1e-5"]) == 0
     config = started[0][1]["config"]
     # 8 is from the experiment; its entropy_coef is not valid for this algorithm.
     own = {"beta": 1e-5, "epochs": 1, "minibatches": 8, "grad_accum_steps": 1, "entropy_coef": "auto"}
@@ -271,24 +284,24 @@ def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, m
 
 @pytest.mark.parametrize("text, found", [("('json','csv')", ("json", "csv")), ("json,csv", ("json", "csv")), ("", ())])
 def test_plugins_are_written_as_names_or_as_a_tuple(started, text, found):
-    assert launch.main(["launch.py", TIC_TAC_TOE, f"--config.plugins={text}"]) == 0
+    assert cli.main(["launch.py", TIC_TAC_TOE, f"--config.plugins={text}"]) == 0
     assert started[0][1]["config"].plugins == found
 
 
 def test_the_best_metric_follows_the_opponents(started, caplog):
-    assert launch.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=('minimax',)"]) == 0
+    assert cli.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=('minimax',)"]) == 0
     assert started[0][1]["config"].checkpoint.best_metric == "minimax/win_rate"
     assert "checkpoint.best_metric was 'random/win_rate', but eval.opponents no longer has 'random'" in caplog.text
-    assert launch.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=()"]) == 0
+    assert cli.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=()"]) == 0
     assert started[1][1]["config"].checkpoint.best_metric == ""
     caplog.clear()
-    assert launch.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=('minimax','random')"]) == 0
+    assert cli.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=('minimax','random')"]) == 0
     assert started[2][1]["config"].checkpoint.best_metric == "random/win_rate" and not caplog.text
 
 
 @pytest.mark.parametrize("experiment, metric", [(TIC_TAC_TOE, "random/win_rate"), (ARITHMETIC, "self/success")])
 def test_without_evaluations_no_metric_selects_the_best_checkpoint(capsys, started, caplog, experiment, metric):
-    assert launch.main(["launch.py", experiment, "--config.eval.every=0"]) == 0
+    assert cli.main(["launch.py", experiment, "--config.eval.every=0"]) == 0
     assert started[0][1]["config"].checkpoint.best_metric == ""
     assert f"checkpoint.best_metric was {metric!r}, but eval.every is 0; only the newest" in caplog.text
     message = refused(capsys, experiment, "--config.eval.every=0", f"--config.checkpoint.best_metric={metric}")
@@ -297,11 +310,11 @@ def test_without_evaluations_no_metric_selects_the_best_checkpoint(capsys, start
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_the_warmup_of_a_short_run_is_shortened(capsys, started, caplog, steps):
-    assert launch.main(["launch.py", ARITHMETIC, f"--config.steps={steps}"]) == 0
+    assert cli.main(["launch.py", ARITHMETIC, f"--config.steps={steps}"]) == 0
     assert started[0][1]["config"].optim.warmup == steps - 1
     assert f"optim.warmup was 5, but must be less than steps ({steps}); it is now {steps - 1}" in caplog.text
     caplog.clear()
-    assert launch.main(["launch.py", ARITHMETIC, "--config.steps=6"]) == 0
+    assert cli.main(["launch.py", ARITHMETIC, "--config.steps=6"]) == 0
     assert started[1][1]["config"].optim.warmup == 5 and not caplog.text
     message = refused(capsys, ARITHMETIC, f"--config.steps={steps}", "--config.optim.warmup=5")
     assert f"config.optim.warmup is 5 with steps {steps}, but must be less than steps" in message
@@ -325,7 +338,7 @@ def test_an_overridden_best_metric_is_not_replaced(capsys, started):
     ],
 )
 def test_experiments_imitate_a_bot(started, experiment, lr):
-    assert launch.main(["launch.py", f"--config={ROOT}/experiments/{experiment}"]) == 0
+    assert cli.main(["launch.py", f"--config={ROOT}/experiments/{experiment}"]) == 0
     config = started[0][1]["config"]
     assert (config.algo.name, config.algo.noise, config.algo.minibatches, config.algo.bot) == ("sft", 0.1, 4, "")
     assert (config.steps, config.rollout.num_envs, config.rollout.unroll_length) == (100, 128, 8)
@@ -339,7 +352,7 @@ def test_an_out_of_memory_error_says_which_fields_to_lower(monkeypatch, capsys, 
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nmore")
 
     monkeypatch.setitem(sys.modules, "marl_jax.modes.train", types.SimpleNamespace(train=fail))
-    assert launch.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}"]) == 1
+    assert cli.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}"]) == 1
     message = capsys.readouterr().err
     assert "out of memory; lower rollout.num_envs" in message and "99 bytes" in message and "more" not in message
 
@@ -347,7 +360,7 @@ def test_an_out_of_memory_error_says_which_fields_to_lower(monkeypatch, capsys, 
 def test_a_mode_is_given_what_it_asks_for(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setitem(sys.modules, "marl_jax.modes.train", types.SimpleNamespace(train=lambda *a: calls.append(a)))
-    assert launch.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}", "--profile"]) == 0
+    assert cli.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}", "--profile"]) == 0
     config, workdir = calls[0]
     assert workdir == tmp_path and config.log.profile and config.name == "tic_tac_toe_selfplay"
 
@@ -357,29 +370,29 @@ def test_an_error_that_a_user_can_fix_has_no_traceback(monkeypatch, capsys, tmp_
         raise RunError("the disk is full")
 
     monkeypatch.setitem(sys.modules, "marl_jax.modes.train", types.SimpleNamespace(train=fail))
-    assert launch.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}"]) == 1
+    assert cli.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}"]) == 1
     assert capsys.readouterr().err == "launch.py: the disk is full\n"
 
 
 def test_a_folder_that_cannot_be_written_has_no_traceback(monkeypatch, capsys, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setattr("marl_jax.running.console.set_up", lambda workdir, **_: workdir and workdir.mkdir(parents=True))
-    assert launch.main(["launch.py", TIC_TAC_TOE, "--workdir=file/x"]) == 1
+    assert cli.main(["launch.py", TIC_TAC_TOE, "--workdir=file/x"]) == 1
     assert capsys.readouterr().err == f"launch.py: {tmp_path}/file/x: Not a directory\n"
 
 
-@pytest.mark.parametrize("mode", launch.MODES)
+@pytest.mark.parametrize("mode", cli.MODES)
 def test_every_mode_has_its_function(mode):
-    assert importlib.util.find_spec(launch.MODES[mode][0].split(":")[0]), launch.MODES[mode][0]
+    assert importlib.util.find_spec(cli.MODES[mode][0].split(":")[0]), cli.MODES[mode][0]
 
 
 def test_the_cache_of_compiled_programs_is_on_and_can_be_off(started, monkeypatch):
     kept = []
-    monkeypatch.setattr(launch, "keep_compiled", kept.append)
-    launch.main(["launch.py", TIC_TAC_TOE, "--compilation_cache=off"])
+    monkeypatch.setattr(cli, "keep_compiled", kept.append)
+    cli.main(["launch.py", TIC_TAC_TOE, "--compilation_cache=off"])
     assert not kept
-    launch.main(["launch.py", TIC_TAC_TOE])
-    assert kept == [str(ROOT / ".cache" / "jax")]
+    cli.main(["launch.py", TIC_TAC_TOE])
+    assert kept == [str(user_cache("jax"))]
 
 
 @pytest.mark.parametrize(
@@ -389,7 +402,7 @@ def test_the_cache_of_compiled_programs_is_on_and_can_be_off(started, monkeypatc
 def test_the_cache_is_set_in_jax_unless_the_user_has_set_one(own, seconds, expected):
     """JAX is imported before flags are parsed, so setting its environment variables would be too late."""
     names = "jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs"
-    code = f"import launch, jax\nlaunch.keep_compiled('ours')\nprint({names})"
+    code = f"from marl_jax import cli\nimport jax\ncli.keep_compiled('ours')\nprint({names})"
     least = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": own, least: seconds}
     environment = {name: value for name, value in environment.items() if value is not None}

@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from marl_jax.errors import RunError
+from marl_jax.errors import LostProcess, RunError
 
 LOST = re.compile(r"gloo|nccl|connection (closed|reset)|heartbeat|coordination|unavailable|peer", re.IGNORECASE)
 """Pattern of runtime errors that are caused by the loss of another process."""
@@ -34,10 +34,6 @@ AGAIN = "start the same command on all machines again to resume from the newest 
 
 # Prints its argument if the process at the other end of the pipe ends without writing to it.
 _WITNESS = "import sys\nif not sys.stdin.read(): sys.stderr.write(sys.argv[1])"
-
-
-class LostProcess(RunError):
-    """An error for another process of the run that no longer responds."""
 
 
 def join(config: ConfigDict) -> int:

@@ -1,6 +1,7 @@
 """Command-line flags: config files and overrides.
 
     --config=experiments/NAME.py[:VARIANT]   experiment; defaults to the config in --workdir
+    --config=NAME[:VARIANT]                  experiment of the package, from any folder
     --config.FIELD=VALUE                     override of one field
     --config.plugins=MODULE[,MODULE]         modules to import before names are looked up
     --config.algo.name=NAME                  another algorithm; its defaults apply before other overrides
@@ -26,9 +27,11 @@ from marl_jax import fields
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.errors import ConfigError
 from marl_jax.schema import adjustments, renamed, run_fields, saved
+from models.user_cache import user_cache
 from registries import did_you_mean, load_plugins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+EXPERIMENTS = REPOSITORY / "experiments"
 ALONE = ("serve",)
 """Modes that need neither --config nor --workdir."""
 OVERRIDE = re.compile(r"--?(no)?config\.([^=]*)(?:=(.*))?$", re.DOTALL)
@@ -59,8 +62,9 @@ def define(config: ConfigDict, argv: list[str], modes: Sequence[str]) -> flags.F
     flags.DEFINE_string("mode", "train", f"One of {', '.join(modes)}", flag_values=v)
     flags.DEFINE_string("topology", "", "Target hardware of --mode=compile, such as v5e:4x4 or h100:8", flag_values=v)
     flags.DEFINE_bool("profile", False, "Write a profiler trace of a few steps to the run folder", flag_values=v)
-    cache = str(REPOSITORY / ".cache" / "jax")
-    flags.DEFINE_string("compilation_cache", cache, "Folder of the compilation cache, or off", flag_values=v)
+    flags.DEFINE_string(
+        "compilation_cache", str(user_cache("jax")), "Folder of the compilation cache, or off", flag_values=v
+    )
     flags.DEFINE_bool("verbose", False, "Verbose logging", short_name="v", flag_values=v)
     flags.DEFINE_bool("help", False, "Show this help", short_name="h", flag_values=v)
     return v
@@ -154,16 +158,21 @@ def take(argv: list[str], flag: str) -> tuple[str | None, list[str]]:
 
 
 def load_experiment(path: str, variant: str | None) -> ConfigDict:
-    """Load the config of an experiment file.
+    """Load the config of an experiment.
+
+    Args:
+        path: A Python file, or the name of an experiment of the package.
+        variant: Argument of its `get_config`.
 
     Raises:
-        ConfigError: If there is no such file, or its `get_config` fails.
+        ConfigError: If there is no such experiment, or its `get_config` fails.
     """
-    if not Path(path).is_file() or Path(path).suffix != ".py":
-        known = sorted(file.name for file in (REPOSITORY / "experiments").glob("[!_]*.py"))
-        hint = did_you_mean(f"{Path(path).stem}.py", known)
+    known = {file.stem: file for file in sorted(EXPERIMENTS.glob("[!_]*.py"))}
+    file = known.get(path, Path(path).expanduser())
+    if not file.is_file() or file.suffix != ".py":
+        hint = did_you_mean(Path(path).stem, known)
         raise ConfigError([f"--config={path}: no such Python file; experiments: {', '.join(known)}{hint}"])
-    spec = importlib.util.spec_from_file_location("experiment", path)
+    spec = importlib.util.spec_from_file_location("experiment", file)
     assert spec is not None and spec.loader is not None  # the file exists and is a Python file
     module = importlib.util.module_from_spec(spec)
     try:

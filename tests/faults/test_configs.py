@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-import launch
 from envs.games import pools, registry
+from marl_jax import cli
 from marl_jax import setup as setups
 from marl_jax.errors import ConfigError
 from marl_jax.schema import flags, validate
@@ -108,7 +108,7 @@ def test_a_huge_group_and_a_huge_pool_are_refused_at_once():
 def test_what_a_check_takes_long_over_is_shown(monkeypatch, capsys, own_console):
     monkeypatch.setattr(pools, "SILENT", 0.0)
     command = [f"--config={PLAN_PATH}", "--mode=config", "--config.env.params.n_train=1234"]
-    assert launch.main(["launch.py", *command]) == 0
+    assert cli.main(["launch.py", *command]) == 0
     assert "levels generated, about" in capsys.readouterr().err
 
 

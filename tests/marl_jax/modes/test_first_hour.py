@@ -9,9 +9,9 @@ import types
 import numpy as np
 import pytest
 
-import launch
 from configs import defaults
 from envs.games import registry
+from marl_jax import cli
 from marl_jax.dryrun import largest
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import intervals
@@ -26,7 +26,7 @@ TIC_TAC_TOE = "--config=experiments/tic_tac_toe_selfplay.py"
 
 def problem(*overrides):
     with pytest.raises(ConfigError) as caught:
-        command = flags.parse(["launch.py", TIC_TAC_TOE, *overrides], tuple(launch.MODES))
+        command = flags.parse(["launch.py", TIC_TAC_TOE, *overrides], tuple(cli.MODES))
         validate.check(command.config)
     return str(caught.value)
 
@@ -97,15 +97,15 @@ def test_the_nearest_games_can_be_reached():
 
 
 def test_the_config_is_shown_and_can_be_read_again():
-    command = flags.parse(["launch.py", TIC_TAC_TOE, "--config.optim.lr=0.25"], tuple(launch.MODES))
+    command = flags.parse(["launch.py", TIC_TAC_TOE, "--config.optim.lr=0.25"], tuple(cli.MODES))
     lines = config.lines(command.config)
     assert "--config.optim.lr=0.25    # default: 0.001" in lines
     again = [word for line in lines for word in shlex.split(line, comments=True)]
-    assert flags.parse(["launch.py", TIC_TAC_TOE, *again], tuple(launch.MODES)).config == command.config
+    assert flags.parse(["launch.py", TIC_TAC_TOE, *again], tuple(cli.MODES)).config == command.config
 
 
 def test_help_lists_fields(capsys):
-    assert launch.main(["launch.py", "--help"]) == 0
+    assert cli.main(["launch.py", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "optim.lr (0.001): Learning rate" in shown and "algo.group_size (8): Number of completions" in shown
 

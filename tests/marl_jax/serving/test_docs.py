@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import launch
+from marl_jax import cli
 from marl_jax.errors import ConfigError
 from marl_jax.schema import flags, validate
 from marl_jax.serving.sessions.traces import TraceFile, read_traces
@@ -30,7 +30,7 @@ ADDRESS = "http://127.0.0.1:8000"
 
 def first_served():
     """The names that the first command of the page serves."""
-    config = flags.parse(shlex.split(COMMANDS[0])[1:], tuple(launch.MODES)).config
+    config = flags.parse(shlex.split(COMMANDS[0])[1:], tuple(cli.MODES)).config
     return [ModelPlace.parse(entry).name for entry in config.serve.models]
 
 
@@ -94,8 +94,8 @@ def test_the_commands_of_the_page_are_accepted(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(tiny_run.get_config().to_dict()))
     for command in COMMANDS:
         arguments = shlex.split(command.replace("runs/mine", str(tmp_path)))[1:]
-        found = flags.parse(arguments, tuple(launch.MODES))
+        found = flags.parse(arguments, tuple(cli.MODES))
         validate.check(found.config, found.values.mode)
-    assert flags.parse(shlex.split(COMMANDS[0])[1:], tuple(launch.MODES)).name == "serve"
+    assert flags.parse(shlex.split(COMMANDS[0])[1:], tuple(cli.MODES)).name == "serve"
     with pytest.raises(ConfigError, match="serve.models, --config.serve.runs, --config=experiments/NAME.py or"):
-        flags.parse(["launch.py", "--mode=serve", f"--workdir={tmp_path / 'none'}"], tuple(launch.MODES))
+        flags.parse(["launch.py", "--mode=serve", f"--workdir={tmp_path / 'none'}"], tuple(cli.MODES))

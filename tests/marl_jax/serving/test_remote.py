@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import launch
 from envs.games.bots import UniformBot
 from envs.games.registry import make, make_text
 from envs.tasks.replies import EpisodeError
+from marl_jax import cli
 from marl_jax import setup as setups
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import matches
@@ -150,7 +150,7 @@ def test_a_server_that_is_not_there_is_a_line_at_once(mode, tmp_path, capsys, ow
     field, value = ("play.opponent", name) if mode == "play" else ("eval.opponents", f"('random', '{name}')")
     command = ["--config=tests/marl_jax/tiny_run.py", f"--mode={mode}", f"--workdir={tmp_path}"]
     begin = time.monotonic()
-    assert launch.main(["launch.py", *command, f"--config.{field}={value}", "--config.eval.every=1"]) == 1
+    assert cli.main(["launch.py", *command, f"--config.{field}={value}", "--config.eval.every=1"]) == 1
     address = url.removeprefix("http://")
     expected = f"launch.py: config.{field} has {name!r}, but {address} cannot be reached: Connection refused"
     assert capsys.readouterr().err.splitlines()[-1] == expected
@@ -162,7 +162,7 @@ def test_a_wait_for_a_slow_server_is_logged_and_its_end_is_a_line(monkeypatch, c
     monkeypatch.setattr(RemoteModel, "parse", lambda name: RemoteModel(name.partition("#")[0], "m", deadline=0.5))
     command = ["--config=tests/marl_jax/tiny_run.py", "--mode=play", f"--workdir={tmp_path}", "--config.play.seat=1"]
     with mute() as url:
-        assert launch.main(["launch.py", *command, f"--config.play.opponent={url}/v1#m"]) == 1
+        assert cli.main(["launch.py", *command, f"--config.play.opponent={url}/v1#m"]) == 1
     shown = capsys.readouterr().err
     assert "/v1#m: 0 of 1 completions after 0 s" in shown and "Traceback" not in shown
     assert shown.endswith("returned no completion in 0.5 s; last error: timed out\n")

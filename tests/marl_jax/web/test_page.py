@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import urllib.parse
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import launch
 from envs.games import registry as games
 from envs.games import view
+from marl_jax import cli
 from marl_jax.errors import ConfigError
 from marl_jax.modes import serve
 from marl_jax.schema import flags, validate
@@ -374,7 +373,7 @@ def test_what_cannot_be_played_is_refused(url):
 def test_runs_are_looked_at_without_any_model(runs, tmp_path, monkeypatch):
     """`--mode=serve --config.serve.runs=…` serves the page without an endpoint and writes nothing."""
     command = ["launch.py", "--mode=serve", f"--config.serve.runs=('{runs}',)", f"--workdir={tmp_path / 'none'}"]
-    found = flags.parse(command, tuple(launch.MODES))
+    found = flags.parse(command, tuple(cli.MODES))
     validate.check(found.config, "serve")
     served = []
     monkeypatch.setattr(serve.server, "serve", lambda app, *args, **more: served.append(app))
@@ -396,10 +395,10 @@ def test_when_models_are_served(tmp_path):
 
 
 def test_the_commands_of_the_docs_are_accepted(tmp_path):
-    docs = (Path(launch.__file__).parent / "docs" / "page.md").read_text()
+    docs = (flags.REPOSITORY / "docs" / "page.md").read_text()
     commands = re.findall(r"^python (launch.py .*?)(?: +#.*)?$", docs, re.MULTILINE)
     assert len(commands) == 3
     (tmp_path / "config.json").write_text(json.dumps(tiny_run.get_config().to_dict()))
     for command in commands:
-        found = flags.parse(shlex.split(command.replace("runs/mine", str(tmp_path))), tuple(launch.MODES))
+        found = flags.parse(shlex.split(command.replace("runs/mine", str(tmp_path))), tuple(cli.MODES))
         validate.check(found.config, found.values.mode)
