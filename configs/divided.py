@@ -29,7 +29,7 @@ DEFAULT = "at_grpo_shared"
 
 
 def divided(
-    task: str, form: str | None, *, seats: Sequence[str], speakers: int, answering: int, views: Mapping[str, str],
+    task: str, form: str | None, *, seats: Sequence[str], completions: tuple[int, int], views: Mapping[str, str],
     params: Mapping[str, Any], small: Mapping[str, Any], max_length: int,
 ) -> ConfigDict:  # fmt: skip
     """Configure a task in one of FORMS.
@@ -45,8 +45,7 @@ def divided(
         task: Name of the task.
         form: The form.
         seats: Names of the seats of a team.
-        speakers: Number of seats that write a message.
-        answering: Number of seats that answer after the messages.
+        completions: Number of seats that write a message, and of seats that answer.
         views: The task's own names of TEAM, SEAT and ALL.
         params: Parameters of the task.
         small: Parameters for the embedded model.
@@ -74,7 +73,7 @@ def divided(
         if config.algo.name == "grpo":
             config.algo.pack = 4
     room = SMALL_ROOM if model is None else ROOM
-    config.task.n_episodes = room // completions(config, speakers, answering)
+    config.task.n_episodes = room // completions_of(config, completions)
     if config.model.lora.rank:
         config.optim.lr = ADAPTER_LR
     if form == "at_grpo_per_role":
@@ -82,9 +81,9 @@ def divided(
     return config
 
 
-def completions(config: ConfigDict, speakers: int, answering: int) -> int:
+def completions_of(config: ConfigDict, completions: tuple[int, int]) -> int:
     """Return the number of completions in an episode with one turn of messages."""
     if config.algo.name != "at_grpo":
         return 1
-    group = config.algo.group_size
+    group, (speakers, answering) = config.algo.group_size, completions
     return group * speakers + group * group * answering

@@ -21,12 +21,14 @@ works. Two steps and two evaluations take half a minute of CPU time.
 from configs import divided
 
 SEATS = ("ada", "ben")
+COMPLETIONS = (2, 2)
+"""Number of seats that write a message, and of seats that answer."""
 
 
 def get_config(form: str | None = None):
     """Configure questions with four options for two seats."""
     config = divided.divided(
-        "hidden_profile", form, seats=SEATS, speakers=len(SEATS), answering=len(SEATS), max_length=1024,
+        "hidden_profile", form, seats=SEATS, completions=COMPLETIONS, max_length=1024,
         views={divided.TEAM: "team", divided.SEAT: "seat", divided.ALL: "all"},
         params=dict(seats=len(SEATS), options=4, turns=1), small=dict(n_train=64, n_validation=16, n_test=16),
     )  # fmt: skip

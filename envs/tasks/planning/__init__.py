@@ -5,4 +5,6 @@
 - `rules.py`: the games' rules in plain Python, which check a list of actions.
 - `prompts.py`: prompts of both agents.
 - `task.py`: the episodes and rewards.
+- `half_view.py`: halves of Plan-Path levels, and the best plan with one half.
+- `half_blind.py`: the task of a scout and a half-blind executor.
 """

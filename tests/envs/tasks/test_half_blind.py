@@ -202,7 +202,7 @@ def test_plans_without_the_scout_do_not_read_the_upper_half():
 
 # ---------------------------------------------------------------------------------------------------- experiments
 
-EXPERIMENTS = {half_blind: (1, 1), hidden_profile: (2, 2)}
+EXPERIMENTS = (half_blind, hidden_profile)
 
 
 @pytest.mark.parametrize("model", ["", "+qwen2.5-coder-1.5b", "+smollm2"])
@@ -213,7 +213,7 @@ def test_every_form_is_valid_and_has_the_same_budget(experiment, model):
         config = experiment.get_config(form + model)
         validate.check(config)
         if form not in divided.UNTRAINED:
-            room.add(config.task.n_episodes * divided.completions(config, *EXPERIMENTS[experiment]))
+            room.add(config.task.n_episodes * divided.completions_of(config, experiment.COMPLETIONS))
     assert room == {divided.ROOM if model else divided.SMALL_ROOM}
     assert set(experiment.get_config("at_grpo_per_role" + model).policies) == set(experiment.SEATS)
     with pytest.raises(ValueError, match="form is 'duo', but must be one of: prompt, seat, all"):
@@ -247,6 +247,6 @@ def test_a_small_run_from_end_to_end(experiment, form, tmp_path, monkeypatch):
     validate.check(config)
     train.train(config, tmp_path / "run")
     rows = read_json_lines(tmp_path / "run" / "metrics.jsonl")
-    speakers, answering = EXPERIMENTS[experiment]
+    speakers, answering = experiment.COMPLETIONS
     assert [row["completions"] for row in rows] == [2 * (2 * speakers + 4 * answering)] * 2
     assert all(row["episodes/failed"] == 0 for row in rows)
