@@ -74,6 +74,23 @@ def splits(
     return make_splits(train, validation, parts[1], key="key")
 
 
+def variables(level: Level) -> dict[str, Any]:
+    """Return the variables that describe a level to a program.
+
+    Sokoban's symbols overlap (the player may stand on a goal), so its level is given as sets of cells.
+    """
+    if level["game"] != "sokoban":
+        return {"grid": level["grid"]}
+    symbols = [((row, column), symbol) for row, line in enumerate(level["grid"]) for column, symbol in enumerate(line)]
+    cells = {one: [cell for cell, symbol in symbols if symbol == one] for one in "#@+$*."}
+    return {
+        "walls": set(cells["#"]),
+        "player": (cells["@"] + cells["+"])[0],
+        "boxes": frozenset(cells["$"] + cells["*"]),
+        "goals": frozenset(cells["."] + cells["*"] + cells["+"]),
+    }
+
+
 def _rows(game: str, arrays: Mapping[str, np.ndarray], keys: list[bytes], name: str) -> list[Level]:
     make = {"plan_path": _plan_path, "sokoban": _sokoban, "sudoku": _sudoku}[game]
     rows = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from envs.tasks.math.prompts import outcome, quote
 from envs.tasks.planning.actions import FINAL, PRINTED, show
-from envs.tasks.planning.levels import Level
+from envs.tasks.planning.levels import Level, variables
 
 TOOL = "You solve planning problems by writing Python programs."
 PLAN = "You solve planning problems and decide on the final plan."
@@ -34,9 +34,12 @@ _RULES = {
     ),
 }
 _DATA = {
-    "plan_path": "the list of its {n} rows, each a string",
-    "sokoban": "the list of its {n} rows, each a string",
-    "sudoku": "the list of its {n} rows, each a list of digits",
+    "plan_path": "The variable `grid` is already defined: the list of its {n} rows, each a string.",
+    "sokoban": (
+        "Four variables are already defined, with cells as pairs (row, column): `walls`, the set of all wall cells, "
+        "`player`, a cell, and `boxes` and `goals`, frozensets of cells."
+    ),
+    "sudoku": "The variable `grid` is already defined: the list of its {n} rows, each a list of digits.",
 }
 _SOLVE = {
     "plan_path": (
@@ -44,8 +47,9 @@ _SOLVE = {
         "letters, for example ['R', 'R', 'D']"
     ),
     "sokoban": (
-        "finds the player, the boxes and the goals, searches breadth-first over the positions of the player and the "
-        "boxes until every box is on a goal, and returns the moves as a list of letters, for example ['R', 'R', 'D']"
+        "searches breadth-first over the states (player, boxes), where a step into a box also moves this box one cell "
+        "in the same direction, until boxes == goals, and returns the moves as a list of letters, for example "
+        "['R', 'R', 'D']"
     ),
     "sudoku": "fills the empty cells by backtracking and returns the complete grid as a list of lists",
 }
@@ -71,11 +75,10 @@ def tool(level: Level, last: str) -> str:
         last: Results of the last turn (`after_turn`), or "".
     """
     game = level["game"]
-    data = _DATA[game].format(n=len(level["grid"]))
+    data, call = _DATA[game].format(n=len(level["grid"])), f"solve({', '.join(variables(level))})"
     return (
-        f"{problem(level)}\n\n{last}Write a Python program in one ```python block. The variable `grid` is already "
-        f"defined: {data}. Define a function `solve(grid)` that {_SOLVE[game]}. End the program with the line\n"
-        f'print("{PRINTED}:", solve(grid))'
+        f"{problem(level)}\n\n{last}Write a Python program in one ```python block. {data} Define a function `{call}` "
+        f'that {_SOLVE[game]}. End the program with the line\nprint("{PRINTED}:", {call})'
     )
 
 

@@ -1,10 +1,10 @@
 """The planning task: a tool agent writes programs, a plan agent decides on actions.
 
 A turn of the form "team" is sequential, as in PettingLLMs (AT-GRPO, arXiv 2510.11062). The tool agent writes one
-```python block that prints `**Actions List**: […]`. The program runs in the sandbox, with the level as the global
-`grid`. The plan agent reads the level, the program, its output and its list, and ends with `#### […]`. Only this list
-acts. In the form "tool", one agent writes the program, whose list acts. In the form "plan", one agent without a tool
-writes the list.
+```python block that prints `**Actions List**: […]`. The program runs in the sandbox, with the level in global
+variables. The plan agent reads the level, the program, its output and its list, and ends with `#### […]`. Only this
+list acts. In the form "tool", one agent writes the program, whose list acts. In the form "plan", one agent without a
+tool writes the list.
 
 The episode ends when the level is solved, or after the last turn. A list that does not solve the level has no lasting
 effect: the next turn begins from the same start and shows what happened. Each turn is a new conversation.
@@ -29,7 +29,7 @@ from envs.tasks.data import Dataset
 from envs.tasks.math import tool
 from envs.tasks.planning import prompts, rules
 from envs.tasks.planning.actions import FINAL, PRINTED, read_actions, show
-from envs.tasks.planning.levels import SIZES, Level, splits
+from envs.tasks.planning.levels import SIZES, Level, splits, variables
 from envs.tasks.replies import CallTimeout, Reply
 from envs.tasks.sandbox import shared_sandbox
 from envs.tasks.task import Ask, Outcome, Task, check_split
@@ -39,6 +39,8 @@ SANDBOXES = ("auto", "process")
 MAX_TURNS = 5
 START_LIMIT = 30.0
 """Extra seconds beyond a program's limit, for starting a sandbox."""
+NAME = "program.py"
+"""Name of a program in its tracebacks."""
 UNPARSED = ("no_program", "not_run", "no_output", "no_list", "unknown_action")
 """Reasons for which a completion has no readable list."""
 KINDS = (*UNPARSED, "illegal_action", "unsolved", "solved")
@@ -271,6 +273,7 @@ class _Turn:
             )
         except CallTimeout:
             result = {"status": "limit", "stdout": "", "stderr": "", "limit": "wall"}
+        result = {**result, "stderr": without_wrapper(result["stderr"])}
         if result["status"] != "ok":
             attempt = Attempt("not_run", f"the program ended with {result['limit'] or result['status']}")
         elif not result["stdout"].strip():
@@ -290,6 +293,12 @@ def checked(level: Level, text: str, marker: str) -> Attempt:
 
 
 def with_level(program: str, level: Level) -> str:
-    """Return a program that runs `program` with the level as the global `grid`."""
-    names = {"__name__": "__main__", "grid": level["grid"]}
-    return f"exec(compile({program!r}, 'program.py', 'exec'), {names!r})"
+    """Return a program that runs `program` with the level in global variables."""
+    names = {"__name__": "__main__", **variables(level)}
+    return f"exec(compile({program!r}, {NAME!r}, 'exec'), {names!r})"
+
+
+def without_wrapper(trace: str) -> str:
+    """Remove the frame of `with_level` from a traceback, which quotes the whole program."""
+    _, frame, rest = trace.partition(f'  File "{NAME}"')
+    return f"Traceback (most recent call last):\n{frame}{rest}" if frame else trace

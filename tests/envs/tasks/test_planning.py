@@ -22,7 +22,7 @@ from envs.tasks.data import DataError
 from envs.tasks.math import tool
 from envs.tasks.planning import rules, task
 from envs.tasks.planning.actions import FINAL, LONGEST, PRINTED, read_actions
-from envs.tasks.planning.levels import SIZES, splits
+from envs.tasks.planning.levels import SIZES, splits, variables
 from envs.tasks.planning.task import KINDS, UNPARSED, Planning
 from envs.tasks.replies import CallFailed, CallTimeout
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
@@ -445,6 +445,26 @@ def solve(grid):
 if __name__ == "__main__":
     print("**Actions List**:", solve(grid))
 """
+PUSH = """
+from collections import deque
+
+def solve(walls, player, boxes, goals):
+    queue, seen = deque([(player, boxes, [])]), {(player, boxes)}
+    while queue:
+        player, boxes, moves = queue.popleft()
+        if boxes == goals:
+            return moves
+        for move, (down, right) in {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}.items():
+            cell, further = ((player[0] + k * down, player[1] + k * right) for k in (1, 2))
+            moved = boxes - {cell} | {further} if cell in boxes else boxes
+            if cell in walls or cell in boxes and (further in walls or further in boxes):
+                continue
+            if (cell, moved) not in seen:
+                seen.add((cell, moved))
+                queue.append((cell, moved, [*moves, move]))
+
+print("**Actions List**:", solve(walls, player, boxes, goals))
+"""
 FILL = """
 import itertools
 cells = [(r, c) for r in range(4) for c in range(4) if not grid[r][c]]
@@ -475,14 +495,39 @@ def test_real_programs_in_the_sandbox(monkeypatch):
         sandbox = Sandbox(workers=1, mode="process")
     monkeypatch.setattr(task, "shared_sandbox", lambda mode: sandbox)
     monkeypatch.setattr(tool, "same_sandbox", lambda settings: sandbox)
-    cases = [("plan_path", SEARCH, "solved"), ("sudoku", FILL, "solved"), ("sokoban", "print(grid)", "no_list")]
-    cases += [("sudoku", "x = 1", "no_output"), ("sokoban", "while True: pass", "not_run")]
+    cases = [("plan_path", SEARCH, "solved"), ("sudoku", FILL, "solved"), ("sokoban", PUSH, "solved")]
+    cases += [("sokoban", "print(walls)", "no_list"), ("sudoku", "x = 1", "no_output")]
+    cases += [("sokoban", "while True: pass", "not_run")]
     with sandbox:
         for game, program, kind in cases:
             made = Planning(game=game, form="tool", turns=1, wall=1.0, **FEW)
             outcome, ask = play(made, made.examples("test")[3], lambda *_, p=program: f"```python\n{p}\n```")
             assert outcome.success == (kind == "solved"), ask.replies[0][2].verdict
             assert kind == "solved" or outcome.metrics[f"tool_{kind}"] == 1
+
+
+@pytest.mark.parametrize("program, error", [("\nprint(gird)", "NameError"), ("print('\n", "SyntaxError")])
+def test_a_traceback_shows_the_program_and_not_how_it_was_run(program, error, tmp_path):
+    """The sandbox runs the program inside another one, whose only line quotes all of it."""
+    file = tmp_path / "run.py"
+    file.write_text(task.with_level(program, PATH))
+    run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
+    assert "exec(compile(" in run.stderr
+    shown = task.without_wrapper(run.stderr)
+    assert shown.startswith('Traceback (most recent call last):\n  File "program.py", line ')
+    assert error in shown and "exec(compile(" not in shown
+    assert task.without_wrapper("Killed") == "Killed"
+
+
+def test_a_program_sees_a_sokoban_level_as_sets_of_cells():
+    level = {"game": "sokoban", "grid": ["#####", "#+$*#", "#####"]}
+    assert variables(level) == {
+        "walls": {(r, c) for r in range(3) for c in range(5)} - {(1, 1), (1, 2), (1, 3)},
+        "player": (1, 1),
+        "boxes": {(1, 2), (1, 3)},
+        "goals": {(1, 1), (1, 3)},
+    }
+    assert variables(PATH) == {"grid": PATH["grid"]}
 
 
 # ---------------------------------------------------------------------------------------------------- the experiment
