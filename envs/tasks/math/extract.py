@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 
 FORMS = ("boxed", "final")
+MAX_NESTED, LONGEST_NESTED = 24, 10_000
+"""Maximum number of boxes inside each other, and the length in characters above which none is opened."""
 MAX_BOXES = 8
 """Maximum number of boxes with different contents; a text with more has no answer."""
 
@@ -67,6 +69,10 @@ def boxes(text: str) -> list[str]:
 
     As in TeX, `\boxed 5` contains one character.
     """
+    return [_unboxed(content) for content in _contents(text)]
+
+
+def _contents(text: str) -> list[str]:
     starts = list(_BOX.finditer(text))
     if not starts:
         return []
@@ -83,7 +89,7 @@ def boxes(text: str) -> list[str]:
         if (end_of_box := closed.get(at)) is not None:
             contents.append(text[at + 1 : end_of_box])
             end = end_of_box
-    return [_unboxed(content) for content in contents]
+    return contents
 
 
 def _closing(text: str) -> dict[int, int]:
@@ -98,5 +104,10 @@ def _closing(text: str) -> dict[int, int]:
 
 
 def _unboxed(content: str) -> str:
-    inner = boxes(content)
-    return inner[0] if len(inner) == 1 and _BOX.match(content.strip()) else content
+    """Return the content of boxes inside each other."""
+    for _ in range(MAX_NESTED):
+        inner = _contents(content) if len(content) <= LONGEST_NESTED and _BOX.match(content.strip()) else []
+        if len(inner) != 1:
+            break
+        content = inner[0]
+    return content

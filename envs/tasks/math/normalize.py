@@ -6,8 +6,14 @@ Spacing commands are removed, and fractions, brackets and signs get one spelling
 from __future__ import annotations
 
 import re
+import unicodedata
 
-_SIGNS = str.maketrans({
+_FRACTIONS = {
+    sign: rf"\frac{{{above}}}{{{below}}}"
+    for sign in map(chr, (*range(0xBC, 0xBF), *range(0x2150, 0x215F)))
+    for above, _, below in [unicodedata.normalize("NFKC", sign).partition("\u2044")]
+}  # ½ and others
+_SIGNS = str.maketrans(_FRACTIONS | {
     "\u2212": "-", "\u2013": "-", "\u2014": "-", "\uff0d": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ",
     "\u22c5": r"\cdot ", "\u00f7": "/", "\u2215": "/", "\u2044": "/", "\u00b0": r"^\circ ", "\u03c0": r"\pi ",
     "\u221e": r"\infty ", "\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u222a": r"\cup ",
@@ -18,7 +24,7 @@ _SIGNS = str.maketrans({
 })  # fmt: skip
 
 _STEPS = tuple((re.compile(pattern), new) for pattern, new in (
-    (r"\\[hv]?phantom\{[^{}]*\}|\\label\{[^{}]*\}", ""),
+    (r"\\[hv]?phantom\{[^{}]*\}|\\label\{[^{}]*\}", " "),  # 2\phantom{9}3 is not 23
     (r"(?<=\d)\s*(?:\{,\}|,?\\!,?(?:\\!)?|\\,)\s*(?=\d{3}(?!\d))", ","),  # thousands: 1{,}000, 1\,000, 1,\!000
     (r"\\(?:left|right|[bB]igg?[lrm]?|middle)\b\s*\.?(?![a-zA-Z])", ""),
     (r"(?<!\\)\\[!,;:>]|\\(?:quad|qquad|thinspace|enspace|displaystyle|textstyle|limits|nolimits)\b|(?<!\\)~", " "),
@@ -26,7 +32,11 @@ _STEPS = tuple((re.compile(pattern), new) for pattern, new in (
     (r"\{:\}|\\colon\b", ":"),
     (r"\\\$", "$"),
     (r"(?<!\\)\\[()\[\]]", ""),
-    (r"(?<!\\)\$", ""),
+    (r"(?<!\\)\$", " "),
+    (r"(?<=\d)\{\.\}(?=\d)", "."),
+    (r"(?<=[\d.])\s*\\bar\b", r"\\overline"),
+    (r"\\underline\b", ""),
+    (r"\{([^{}]*)\\over\b([^{}]*)\}", r"\\frac{\1}{\2}"),
     (r"\\[dtc]frac\b", r"\\frac"),
     (r"\\(?:leqslant|leq|leqq)\b", r"\\le "),
     (r"\\(?:geqslant|geq|geqq)\b", r"\\ge "),

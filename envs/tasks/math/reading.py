@@ -36,16 +36,24 @@ class Scalar:
 
 @dataclasses.dataclass(frozen=True)
 class WordAnswer:
-    """Words in lower case."""
+    """Words in lower case.
+
+    `letters` are the sorted letters of a few that may be a product, such as ab.
+    """
 
     text: str
+    letters: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """Several values in any order: a set, or values separated by commas."""
+    """Several values in any order: a set, or values separated by commas.
+
+    `braces` marks a set in braces, which is not merged with other values.
+    """
 
     items: tuple
+    braces: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +85,13 @@ class Matrix:
 class Equation:
     """The two sides of an equation.
 
-    For a chain a = b = c, these are the first and the last side.
+    For a chain a = b = c, these are the first and the last side. `claims` are the pairs of neighbouring sides that are
+    numbers and that `=` says are equal.
     """
 
     left: str
     right: object
+    claims: tuple[tuple[str, str], ...] = ()
 
 
 _OPEN, _CLOSE = "([{", ")]}"
@@ -96,7 +106,9 @@ _LARGE = re.compile(
 )
 _POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_RELATION = re.compile(r"\\le\b|\\ge\b|<=|>=|<|>")
+_RELATION = re.compile(r"\\le\b|\\ge\b|\\ne\b|<=|>=|<|>")
+_ABSOLUTE = re.compile(r"\|\s*([a-zA-Z])\s*\|")
+_WITHOUT = re.compile(r"\\mathbb\s?\{?R\}?\s*(?:\\setminus|\\backslash|-)\s*\\\{([^{},]*)\\\}")
 _LEADING = re.compile(
     r"^(?:\\text\{[^{}]*?(?:is|are|=|:)\s*\}|(?:the )?(?:final )?(?:answer|solution|value) is\b|\\approx\b"
     r"|\\therefore\b|\\text\{(?:the )?(?:answer|option|choice)[^{}]*\}|≈)\s*", re.IGNORECASE)  # fmt: skip
@@ -114,7 +126,7 @@ def read(text: str, depth: int = 0):
     Raises:
         Unreadable: The answer cannot be parsed.
     """
-    text = text.strip()
+    text = _unbraced(text.strip())
     if depth > MAX_DEPTH:
         raise Unreadable("nested too deeply")
     if not text:
@@ -128,6 +140,8 @@ def read(text: str, depth: int = 0):
     text = _CONDITION.sub("", text)
     if _EVERY_REAL.fullmatch(text):
         return _interval(r"-\infty", r"\infty", "()")
+    if (without := _WITHOUT.fullmatch(text)) is not None:
+        return _all_but(without[1])
     if (member := _MEMBER.match(text)) is not None:
         return read(text[member.end() :], depth + 1)
     if (value := _number_in_words(text)) is not None:
@@ -151,6 +165,8 @@ def read(text: str, depth: int = 0):
         return read(f"{ratio[1]}:{ratio[2]}", depth + 1)
     if len(parts := split(text, ":")) > 2 and all(p.strip() for p in parts):
         return Ordered(tuple(read(p, depth + 1) for p in parts), "::")  # 1:2:3; 1:2 is a quotient
+    if (inside := _inside(text)) is not None and inside[0] == r"\{":
+        return _bracketed(*inside, depth)
     if (relation := _inequality(text)) is not None:
         return relation
     if (equation := _equation(text, depth)) is not None:
@@ -205,7 +221,7 @@ def _listing(items: list) -> object:
         return Union(tuple(items))
     flat = []
     for item in items:
-        flat += item.items if isinstance(item, Listing) else [item]
+        flat += item.items if isinstance(item, Listing) and not item.braces else [item]
     return Listing(tuple(flat))
 
 
@@ -230,7 +246,7 @@ def _bracketed(left: str, content: str, right: str, depth: int):
             if len(parts := split(content, bar)) == 2 and not re.search(r"\d", parts[0]):
                 return read(parts[1], depth + 1)  # {x | x > 3}
         inner = read(content, depth + 1)
-        return inner if isinstance(inner, Listing) else Listing((inner,))
+        return Listing(inner.items if isinstance(inner, Listing) and not inner.braces else (inner,), braces=True)
     parts = [p for p in split(content, ",") if p.strip()]
     if len(parts) == 1:
         return read(content, depth + 1)
@@ -241,12 +257,27 @@ def _interval(low: str, high: str, brackets: str) -> Ordered:
     return Ordered((_leaf(low), _leaf(high)), brackets)
 
 
-def _inequality(text: str) -> Ordered | None:
-    """Convert an inequality in one variable to an interval; return None for other texts."""
+def _all_but(value: str) -> Union:
+    """Return all real numbers except one."""
+    return Union((_interval(r"-\infty", value, "()"), _interval(value, r"\infty", "()")))
+
+
+def _unbraced(text: str) -> str:
+    """Remove braces that only group the whole text."""
+    while text.startswith("{") and text.endswith("}") and len(split(text[1:-1], "}")) == 1:
+        text = text[1:-1].strip()
+    return text
+
+
+def _inequality(text: str) -> Ordered | Union | None:
+    """Convert an inequality in one variable to intervals; return None for other texts."""
     signs = [s.group() for s in _RELATION.finditer(text)]
     sides = [s.strip() for s in _RELATION.split(text)]
     if not signs or len(signs) > 2 or not all(sides):
         return None
+    if r"\ne" in signs:
+        value, name = sorted(sides, key=lambda side: _VARIABLE.fullmatch(side) is not None)
+        return _all_but(value) if len(signs) == 1 and _VARIABLE.fullmatch(name) else None
     strict = [s in "<>" for s in signs]
     less = [s in (r"\le", "<", "<=") for s in signs]
     if len(signs) == 2:
@@ -255,8 +286,14 @@ def _inequality(text: str) -> Ordered | None:
         low, high = (0, 2) if less[0] else (2, 0)
         open_low, open_high = (strict[0], strict[1]) if less[0] else (strict[1], strict[0])
         return _marked(sides[low], sides[high], open_low, open_high)
-    if _VARIABLE.fullmatch(sides[1]) and not _VARIABLE.fullmatch(sides[0]):
+    if any(pattern.fullmatch(sides[1]) and not pattern.fullmatch(sides[0]) for pattern in (_VARIABLE, _ABSOLUTE)):
         sides, less = sides[::-1], [not less[0]]
+    if _ABSOLUTE.fullmatch(sides[0]):
+        size, outside = sides[1], ")" if strict[0] else "]"
+        if less[0]:
+            return _marked(f"-({size})", size, strict[0], strict[0])
+        below, above = "(" + outside, outside.translate({ord(")"): "(", ord("]"): "["}) + ")"
+        return Union((_interval(r"-\infty", f"-({size})", below), _interval(size, r"\infty", above)))
     if not _VARIABLE.fullmatch(sides[0]):
         return None
     return (_marked(r"-\infty", sides[1], True, strict[0]) if less[0]
@@ -271,15 +308,20 @@ def _marked(low: str, high: str, open_low: bool, open_high: bool) -> Ordered:
     return _interval(low, high, ("(" if open_low else "[") + (")" if open_high else "]") + "?")
 
 
+_EQUALS = re.compile(r"(?<![<>!\\])=|\\approx\b|\\equiv\b")
+
+
 def _equation(text: str, depth: int):
-    sides = [s.strip() for s in re.split(r"(?<![<>!\\])=|\\approx\b|\\equiv\b", text)]
+    sides = [s.strip() for s in _EQUALS.split(text)]
     if len(sides) < 2 or not all(sides) or r"\begin" in sides[0]:
         return None
-    if len(sides) == 2 and not is_name(sides[0]) and re.search(r"[a-zA-Z]", _TEXT.sub("", sides[1])) is None:
-        if re.search(r"(?<!\\)\b[a-zA-Z]\b|\d[a-z]", sides[0]):
-            return Equation(sides[0], Scalar(sides[1]))  # x - 3z = 0
-        return read(sides[1], depth + 1)  # 2 + 3 = 5
-    return Equation(sides[0], read(sides[-1], depth + 1))
+    signs = _EQUALS.findall(text)
+    pairs = zip(signs, sides, sides[1:], strict=False)
+    claims = tuple((a, b) for sign, a, b in pairs if sign == "=" and is_number(a) and is_number(b))
+    without_letters = len(sides) == 2 and re.search(r"[a-zA-Z]", _TEXT.sub("", sides[1])) is None
+    if without_letters and not is_name(sides[0]) and re.search(r"(?<!\\)\b[a-zA-Z]\b|\d[a-z]", sides[0]):
+        return Equation(sides[0], Scalar(sides[1]))  # x - 3z = 0
+    return Equation(sides[0], read(sides[-1], depth + 1), claims)
 
 
 def _both_signs(text: str) -> list[str]:
@@ -314,8 +356,9 @@ def _leaf(text: str) -> Scalar | WordAnswer:
         return WordAnswer(f"{base[1].lstrip('0') or '0'} base {base[2]}")
     if _TIME.fullmatch(plain):
         return WordAnswer(re.sub(r"\s*([ap])\.?\s*m\.?$", r" \1m", " ".join(plain.lower().split())))
-    if re.fullmatch(r"[a-zA-Z][a-zA-Z]+(?:[\s'-]+[a-zA-Z0-9]+)*", plain):
-        return WordAnswer(" ".join(plain.lower().split()))
+    if re.fullmatch(r"[a-zA-Z]{2,}(?:(?:[\s']+|-(?=[a-zA-Z]{2}))[a-zA-Z0-9]+)*", plain):
+        product = "".join(sorted(text)) if re.fullmatch(r"[a-zA-Z]{2,4}", text) else ""
+        return WordAnswer(" ".join(plain.lower().split()), product)
     if (large := _LARGE.fullmatch(text)) is not None:
         number = _measured(f"{large[1].replace(',', '')} {large[3]}".strip())
         return dataclasses.replace(number, latex=rf"{number.latex} \cdot 10^{{{_POWERS[large[2].lower()]}}}")
@@ -350,6 +393,11 @@ _EXPRESSION = re.compile(r"(?![a-zA-Z]\()[^_\\]*\d[^_\\]*")
 def is_name(left: str) -> bool:
     """Check whether a left side is only a name: x, f(x), (x, y)."""
     return _NAME.fullmatch(left) is not None
+
+
+def is_number(side: str) -> bool:
+    """Check for a side without variables or words, such as 2 + 3."""
+    return re.search(r"[a-zA-Z]", _COMMANDS.sub("", side)) is None
 
 
 def is_unsolved(left: str) -> bool:

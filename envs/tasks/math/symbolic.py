@@ -28,7 +28,7 @@ DIGITS = 50
 POINTS = 4
 TINY = 1e-45
 
-_NUMBER = re.compile(r"\s*([-+]?)\s*(?:(\d+)(?:\.(\d*))?|\.(\d+))\s*")
+_NUMBER = re.compile(r"\s*([-+]?)\s*(?:(\d+)(?:\.(\d*))?|\.(\d+))(?:[eE]([-+]?\d{1,3}))?\s*")
 _FRACTION = re.compile(r"\s*([-+]?)\s*(\d*)\s*\\frac\s*\{\s*([-+]?)(\d+)\s*\}\s*\{\s*([-+]?)(\d+)\s*\}\s*")
 _SLASH = re.compile(r"\s*([-+]?)\s*(?:(\d+)\s+)?(\d+)\s*/\s*(\d+)\s*")
 _REFUSED = re.compile(r"\\(?:sum|prod|int|oint|lim|limsup|liminf|partial|cdots|ldots|dots)(?![a-zA-Z])")
@@ -50,7 +50,7 @@ def rational(latex: str) -> Fraction | None:
         return None
     if (match := _NUMBER.fullmatch(latex)) is not None:
         whole, after = match[2] or "0", match[3] or match[4] or ""
-        value = Fraction(int(whole + after), 10 ** len(after))
+        value = Fraction(int(whole + after), 10 ** len(after)) * Fraction(10) ** int(match[5] or 0)
     elif (match := _FRACTION.fullmatch(latex)) is not None:
         if not int(match[6]):
             return None
@@ -80,7 +80,7 @@ def equal(gold: str, answer: str, factor: str = "1") -> bool:
     real = not (_COMPLEX.search(gold) or _COMPLEX.search(answer))
     with no_eval():
         a, b = parsed(gold, real), parsed(answer, real)
-        return _same(a, b if factor == "1" else b * parsed(factor, real))
+        return _same(a, b if factor == "1" else b * parsed(factor, real), real)
 
 
 def near(gold: str, value: float, relative: float) -> bool:
@@ -146,6 +146,8 @@ def parsed(latex: str, real: bool) -> Any:
     import sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
 
+    if (value := rational(latex)) is not None:
+        return sympy.Rational(value.numerator, value.denominator)
     _check(latex)
     latex = _REPEATING.sub(_repeating, latex)
     latex = _DEGREES.sub(r"(\\frac{\1 \\pi}{180})", latex)
@@ -185,7 +187,7 @@ def _check(latex: str) -> None:
     """Reject LaTeX that the parser would evaluate immediately or misread."""
     if (command := _REFUSED.search(latex)) is not None:
         raise Unreadable(f"{command.group()} in an answer")
-    if re.search(r"\d\s+[\d.]", latex) or re.search(r"\d,\d", latex):
+    if re.search(r"\d\s+[\d.]|\d\s*'+\s*[\d.]|\d,\d", latex):
         raise Unreadable("numbers side by side")
     if re.search(r"\\[dt]?binom|\\choose|\\gcd|\\lcm|\\operatorname|\\mod", latex):
         largest = max((int(n) for n in re.findall(r"\d+", latex)), default=0)
@@ -241,7 +243,7 @@ def _repeating(match: re.Match) -> str:
 # ---------------------------------------------------------------------------------------------------- values
 
 
-def _same(a, b) -> bool:
+def _same(a, b, real: bool) -> bool:
     from sympy import oo
 
     infinite = [x if x in (oo, -oo) else None for x in (a, b)]
@@ -252,7 +254,7 @@ def _same(a, b) -> bool:
         return exact[0] == exact[1]  # 2^1000 - 1 and 2^1000 agree in 300 digits
     decided = False
     for point in _points(names):
-        x, y = _value(a, point), _value(b, point)
+        x, y = _value(a, point, real), _value(b, point, real)
         if x is None or y is None:
             continue
         if not _close(x, y):
@@ -310,12 +312,23 @@ def _points(names: list) -> list[dict]:
     return [{s: sign * Rational(rng.randrange(300, 2900), 1009) for s in names} for sign in signs]
 
 
-def _value(e, point: dict):
-    """Return the numeric value of an expression at a point, or None."""
+def _is_odd_root(e) -> bool:
+    """Check for a root like the third one of a negative number."""
+    return e.is_Pow and e.exp.is_Rational and e.exp.q % 2 == 1 and e.exp.q > 1 and e.base.is_negative is True
+
+
+def _value(e, point: dict, real: bool = False):
+    """Return the numeric value of an expression at a point, or None.
+
+    With `real`, odd roots of negative numbers are real.
+    """
     from sympy import nan, zoo
 
     try:
-        value = e.subs(point).evalf(DIGITS, maxn=400) if point else e.evalf(DIGITS, maxn=400)
+        value = e.subs(point) if point else e
+        if real:
+            value = value.replace(_is_odd_root, lambda root: (-1) ** root.exp.p * (-root.base) ** root.exp)
+        value = value.evalf(DIGITS, maxn=400)
     except (ArithmeticError, ValueError, TypeError, AttributeError, NotImplementedError, RecursionError):
         return None
     if value in (nan, zoo) or not value.is_number or not value.is_finite:

@@ -26,7 +26,10 @@ _POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 _CHANGES = frozenset((
     "or", "and", "not", "no", "more", "less", "least", "most", "than", "over", "under", "about", "up", "to", "is",
     "are", "was", "if", "of", "off", "wrong", "right", "false", "hundred", "thousand", "million", "billion", "trillion",
-    "dozen", "half", "third", "quarter", "times",
+    "dozen", "half", "third", "quarter", "times", "squared", "cubed", "factorial", "halves", "thirds", "quarters",
+    "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths", "tenths", "hundredths", "thousandths", "tens",
+    "hundreds", "thousands", "millions", "billions", "trillions", "dozens", "plus", "minus", "power", "root", "inverse",
+    "negative", "reciprocal", "repeating", "recurring", "modulo", "mod", "base", "twice", "double", "doubled",
 ))  # fmt: skip
 """Words that are not units: they change the number, or say that it is not the answer."""
 
@@ -60,6 +63,7 @@ def split_off(text: str) -> tuple[str, str]:
 
 
 def _changes(words: str) -> bool:
+    words = re.sub(rf"\b({'|'.join(NAMES)})\s+(?:squared|cubed)\b", r"\1", words.lower())  # cm squared
     return not _CHANGES.isdisjoint(re.findall(r"[a-z]+", words.lower()))
 
 

@@ -27,6 +27,7 @@ from envs.tasks.math.reading import (
     choice_letter,
     chosen_letter,
     is_name,
+    is_number,
     is_unsolved,
     read,
 )
@@ -132,6 +133,13 @@ def _hinted(value, expected):
 def _equal(gold, answer) -> bool:
     """Check whether two parsed answers (`reading.py`) are equal."""
     gold, answer = _single(gold), _single(answer)
+    if isinstance(answer, Equation) and not all(_holds(*claim) for claim in answer.claims):
+        return False  # 6 = 5
+    gold, answer = _right_side(gold), _right_side(answer)
+    if isinstance(gold, Ordered) and isinstance(answer, Listing):
+        answer = _point(answer) or answer
+    elif isinstance(gold, Listing) and isinstance(answer, Ordered):
+        gold = _point(gold) or gold
     if isinstance(gold, Equation) or isinstance(answer, Equation):
         return _equations(gold, answer)
     if isinstance(gold, Scalar) and isinstance(answer, Scalar):
@@ -139,7 +147,7 @@ def _equal(gold, answer) -> bool:
     if type(gold) is not type(answer):
         return False
     if isinstance(gold, WordAnswer) and isinstance(answer, WordAnswer):
-        return gold.text == answer.text
+        return gold.text == answer.text or bool(gold.letters) and gold.letters == answer.letters  # ab is ba
     if isinstance(gold, Listing) and isinstance(answer, Listing):
         return _unordered(gold.items, answer.items)
     if isinstance(gold, Union) and isinstance(answer, Union):
@@ -159,6 +167,34 @@ def _single(value):
     return value
 
 
+def _right_side(value):
+    """Return 5 for 2 + 3 = 5."""
+    return value.right if isinstance(value, Equation) and is_number(value.left) else value
+
+
+def _holds(left: str, right: str) -> bool:
+    """Check an equation of numbers; a decimal on the right may be rounded."""
+    try:
+        if symbolic.equal(left, right):
+            return True
+        digits = re.fullmatch(r"[-+]?\d*\.(\d{1,15})", right.strip())
+        return digits is not None and symbolic.near(
+            left, float(right), 0.5 * 10.0 ** -len(digits[1]) / abs(float(right))
+        )
+    except (Unreadable, ZeroDivisionError):
+        return False
+
+
+def _point(values: Listing) -> Ordered | None:
+    """Return (3, 4) for x = 3, y = 4, and None for other values."""
+    equations = [item for item in values.items if isinstance(item, Equation) and re.fullmatch("[a-zA-Z]", item.left)]
+    names = sorted({equation.left for equation in equations})
+    if len(names) < 2 or len(names) != len(values.items):
+        return None
+    right = {equation.left: equation.right for equation in equations}
+    return Ordered(tuple(right[name] for name in names), "()")
+
+
 def _in_order(gold: tuple, answer: tuple) -> bool:
     return len(gold) == len(answer) and all(map(_equal, gold, answer))
 
@@ -168,7 +204,8 @@ def _unordered(gold: tuple, answer: tuple) -> bool:
         return False
     left = list(answer)
     for item in gold:
-        match = next((i for i, other in enumerate(left) if _equal(item, other)), None)
+        alike = [i for i, other in enumerate(left) if isinstance(other, Listing) == isinstance(item, Listing)]
+        match = next((i for i in alike if _equal(item, left[i])), None)  # {1}, {2} is not {1, 2}
         if match is None:
             return False
         del left[match]
