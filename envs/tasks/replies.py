@@ -42,6 +42,10 @@ class CallFailed(EpisodeError):
     reason = "call_failed"
 
 
+MAX_REWARD = 1e9
+"""Largest magnitude of a reward: the learner sums and squares rewards in float32."""
+
+
 @dataclasses.dataclass
 class Rewards:
     """Rewards of one reply.
@@ -107,11 +111,16 @@ class Reply:
         return (self,)
 
     def reward(self, *, team: float = 0.0, agent: float = 0.0, process: float = 0.0) -> None:
-        """Add finite amounts to the rewards of this reply."""
+        """Add amounts to the rewards of this reply; their sums must be within `MAX_REWARD`."""
+        sums = Rewards()
         for level, amount in (("team", team), ("agent", agent), ("process", process)):
             if isinstance(amount, str) or not math.isfinite(amount):
                 raise TaskError(f"reward: {level} is {amount!r}, but must be a finite number")
-            setattr(self.rewards, level, getattr(self.rewards, level) + float(amount))
+            total = getattr(self.rewards, level) + float(amount)
+            if abs(total) > MAX_REWARD:
+                raise TaskError(f"reward: the sum of {level} is {total!r}, but must be within ±{MAX_REWARD:g}")
+            setattr(sums, level, total)
+        self.rewards = sums
 
     def judge(self, right: float, answer: str | None = None, reason: str = "", score: float | None = None) -> None:
         """Record the quality of this reply for evaluations. This does not reward it.

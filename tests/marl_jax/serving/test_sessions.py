@@ -303,11 +303,17 @@ def test_rewards_go_to_the_last_answer_or_to_that_of_a_call():
                       dict(amount=1, level="x"), dict(amount=10**400)):  # fmt: skip
             with pytest.raises(ApiError):
                 await session.reward(**wrong)
+        await session.reward(9e8, call=first.id, k=0, level="process")
+        for _ in range(3):  # 3 x 1e308 would be infinite, and so would 1e39 in float32
+            for amount in (1e308, 1e39, 2e8):
+                with pytest.raises(ApiError, match="the sum of process is .*, but must be within ±1e"):
+                    await session.reward(amount, call=first.id, k=0, level="process")
         return first, second
 
     _, (first, second) = in_session(play)
     assert second.replies[0].rewards.team == 1.5
     assert first.replies[1].rewards.team == 2.0 and first.replies[0].rewards.agent == 3.0
+    assert first.replies[0].rewards.process == 9e8
 
 
 def test_the_end_cancels_calls_under_way_and_refuses_later_ones():
