@@ -94,6 +94,7 @@ def test_killed_and_started_again_equals_never_interrupted(tmp_path, cache):
     assert "all 8 steps are done" in again.stderr.read()
 
 
+@pytest.mark.nightly
 def test_a_polite_stop_saves_and_the_next_start_goes_on(tmp_path, cache):
     run = launch(tmp_path, cache, "--config.steps=100000", "--config.checkpoint.every=100000")
     deadline = time.monotonic() + 600
@@ -247,7 +248,7 @@ def meta(workdir, step):
     return found
 
 
-def test_a_rollback_continues_from_the_last_good_checkpoint_and_resumes_exactly(tmp_path, monkeypatch):
+def test_a_rollback_continues_from_the_last_good_checkpoint_and_resumes_exactly(tmp_path, monkeypatch, shared_programs):
     alarm_at(monkeypatch, 5)
     config = monitored(alarm="rollback")
     config.checkpoint.keep = 10
@@ -272,7 +273,7 @@ def test_a_rollback_continues_from_the_last_good_checkpoint_and_resumes_exactly(
         assert meta(tmp_path / f"broken_{kept}", 6)["monitor"] == meta(tmp_path / "whole", 6)["monitor"]
 
 
-def test_after_two_rollbacks_the_run_ends_with_an_error(tmp_path, monkeypatch):
+def test_after_two_rollbacks_the_run_ends_with_an_error(tmp_path, monkeypatch, shared_programs):
     alarm_at(monkeypatch, 2, 3, 4)
     config = monitored(alarm="rollback")
     config.checkpoint.every = 1
@@ -281,20 +282,20 @@ def test_after_two_rollbacks_the_run_ends_with_an_error(tmp_path, monkeypatch):
     assert [row["kind"] for row in read_events(tmp_path)].count("rollback") == 2
 
 
-def test_a_rollback_without_a_checkpoint_ends_with_an_error(tmp_path, monkeypatch):
+def test_a_rollback_without_a_checkpoint_ends_with_an_error(tmp_path, monkeypatch, shared_programs):
     alarm_at(monkeypatch, 1)
     with pytest.raises(RunError, match="alarm is 'rollback', but there is no checkpoint yet. Lower checkpoint.every."):
         train.train(monitored(alarm="rollback"), tmp_path)
 
 
-def test_an_alarm_can_stop_a_run_which_then_has_a_checkpoint_and_a_report(tmp_path, monkeypatch):
+def test_an_alarm_can_stop_a_run_which_then_has_a_checkpoint_and_a_report(tmp_path, monkeypatch, shared_programs):
     alarm_at(monkeypatch, 3)
     with pytest.raises(RunError, match="step 3: Success fell. The run was stopped because alarm is 'stop'."):
         train.train(monitored(alarm="stop"), tmp_path)
     assert state(tmp_path)[0] == 3 and "Success fell." in (tmp_path / "report.html").read_text()
 
 
-def test_a_run_whose_updates_are_all_rejected_changes_nothing_and_ends_with_an_error(tmp_path):
+def test_a_run_whose_updates_are_all_rejected_changes_nothing_and_ends_with_an_error(tmp_path, shared_programs):
     config = monitored(steps=3)
     config.algo.guard_drop = 1e-9
     config.checkpoint.update(dict(every=1, keep=9))
@@ -310,7 +311,7 @@ def test_a_run_whose_updates_are_all_rejected_changes_nothing_and_ends_with_an_e
     jax.tree.map(np.testing.assert_array_equal, state(tmp_path, 3)[1], last)
 
 
-def test_a_solved_run_is_evaluated_saved_and_not_continued(tmp_path, caplog):
+def test_a_solved_run_is_evaluated_saved_and_not_continued(tmp_path, caplog, shared_programs):
     config = monitored(stop_when="grad_norm>=0")
     config.eval.update(dict(every=50, opponents=("random",)))
     train.train(config, tmp_path)
