@@ -218,6 +218,7 @@ def test_the_game_keeps_the_contract(added):
     test_game_api.test_a_game_pays_only_at_its_levels("nim")
 
 
+@pytest.mark.nightly_for("compact", "full")
 @pytest.mark.parametrize("style", texts.STYLES)
 def test_the_texts_of_the_game(added, style):
     """Tokens are the tokenizer's, alone and in a conversation; events say what is left, as the position does."""
@@ -302,6 +303,7 @@ def test_a_rollout_of_the_task(added):
 # ------------------------------------------------------------------------------------------- algorithm and bot
 
 
+@pytest.mark.nightly
 def test_training_with_the_algorithm(package, tmp_path):
     """Two steps on tic-tac-toe; its fields are those of `config.algo`, and its check is asked."""
     tiny_run = str(ROOT / "tests/marl_jax/tiny_run.py")
@@ -327,6 +329,7 @@ def test_what_the_algorithm_rejects(added, capsys, override, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_advantages_of_the_algorithm(added):
     """Two games of two seats, one row an answer: each seat's return minus the mean over its answers."""
     seat, group = jnp.array([0, 1, 0, 0, 1])[:, None], jnp.array([0, 0, 0, 1, 1])[:, None]
@@ -402,6 +405,7 @@ def test_the_feed_forward_is_a_squared_relu(family):
     np.testing.assert_allclose(found, norm(x, np.asarray(params["norm"])), atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_lora_on_the_family(family):
     """An adapter that is merged in gives the same as one that is applied; another than those there are is refused."""
     model, params = family
@@ -425,6 +429,7 @@ def test_the_family_on_disk(family, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
+@pytest.mark.nightly
 def test_training_a_model_of_the_family(package, tmp_path, capsys):
     """From the command line, with adapters on what the family has; a projection that it lacks is refused."""
     tiny_run = str(ROOT / "tests/marl_jax/tiny_run.py")

@@ -75,7 +75,9 @@ def facts(name: str):
 # --- Nothing is left out --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly_for("hanabi 5-*", "sudoku*-full", "sokoban*-full", "plan_path*-full")
+@pytest.mark.nightly_for(
+    "hanabi 5-*", "hanabi*-full", "*-compact", "sudoku*-full", "sokoban*-full", "plan_path*-full", "connect_four-full"
+)
 @pytest.mark.parametrize("style", texts.STYLES)
 @pytest.mark.parametrize("name", [name for name in MOST if name.split()[0] in READERS])
 def test_opening_and_events_say_what_the_position_says(name, style):
@@ -168,6 +170,7 @@ def event_of(t):
 # --- Nothing is given away ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly_for("hanabi 5", "hanabi small")
 @pytest.mark.parametrize("name", ["hanabi", "hanabi small", "hanabi 5"])
 def test_events_show_nothing_hidden(name):
     """The own hand and the order of the deck can be anything, before and after the move: the event stays the same."""
@@ -247,7 +250,7 @@ SOME = [
 ]  # fmt: skip
 
 
-@pytest.mark.nightly_for("*-digits by three-*")
+@pytest.mark.nightly_for("*-digits by three-*", "hanabi-*", "hanabi small-byte-*", "sokoban full-byte-brief")
 @pytest.mark.parametrize(("kind", "style"), [
     ("byte", "brief"), ("byte", "compact"), ("smollm2", "compact"), ("digits by three", "full"),
 ])  # fmt: skip
@@ -260,7 +263,7 @@ def test_tokens_of_events_equal_the_tokenizers(name, kind, style):
     check_tokens(prompt.history.event, events.reshape(-1, events.shape[-1]), tok.encode, every=7)
 
 
-@pytest.mark.nightly_for("*-digits by three-*", "*-sentencepiece-*")
+@pytest.mark.nightly_for("*-digits by three-*", "*-sentencepiece-*", "hanabi*", "plan_path local-byte-*")
 @pytest.mark.parametrize(("kind", "style", "wrapped"), [
     ("byte", "brief", False), ("smollm2", "compact", True), ("digits by three", "full", True),
     ("sentencepiece", "compact", False),
@@ -319,6 +322,7 @@ def test_history_is_the_models_own_chat():
     assert grown == tok.chat(messages)
 
 
+@pytest.mark.nightly
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4), st.booleans())
 @settings(max_examples=8, deadline=None)
 def test_join(sizes, wider):

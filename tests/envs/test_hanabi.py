@@ -120,6 +120,7 @@ def normal(view: str) -> str:
     return head + "Discards: " + " ".join(sorted(discards.split()))
 
 
+@pytest.mark.nightly_for("full-3", "full-4", "full-5", "odd")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_playouts_equal_open_spiel(name):
     game = make("hanabi", **CONFIGS[name])
@@ -187,6 +188,7 @@ def bot_games():
     return turns, states
 
 
+@pytest.mark.nightly
 def test_bot_beats_random_by_far(bot_games):
     turns, last = bot_games
     for states, actions in turns:

@@ -144,7 +144,7 @@ def questions(draw, sets, whole=False):
     return key, written, legal
 
 
-@pytest.mark.nightly_for("smollm2-135m", "merged")
+@pytest.mark.nightly_for("smollm2-135m", "merged", "pieces")
 @pytest.mark.parametrize("kind", nightly_cases(KINDS, "qwen2.5"))
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

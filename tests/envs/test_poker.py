@@ -101,6 +101,7 @@ def test_exploitability_equals_open_spiel_on_100_policies(name):
         assert exact.exploitability(ours, policy) == pytest.approx(expected / 2, abs=1e-6)
 
 
+@pytest.mark.nightly_for("leduc--0.0856-0.001")
 @pytest.mark.parametrize(("name", "value", "near"), [("kuhn", -1 / 18, 1e-4), ("leduc", -0.0856, 1e-3)])
 def test_the_solution_has_the_value_of_the_game(name, value, near):
     ours, policy = tree(name), solution(name)

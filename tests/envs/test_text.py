@@ -130,7 +130,7 @@ def check_tokens(compiled, indices, encode, every: int = 4):
         assert (tokens[i, lengths[i] :] == compiled.pad_id).all()
 
 
-@pytest.mark.nightly_for("hanabi 5-*", "* local-*")
+@pytest.mark.nightly_for("hanabi 5-*", "* local-*", "hanabi-byte", "plan_path-byte", "sokoban-byte", "sudoku-byte")
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("name", MOST)
 def test_tokens_equal_the_tokenizers(name, kind):
@@ -156,7 +156,7 @@ def test_texts_suit_other_tokenizers(name, kind, style):
     assert prompt.event_length < prompt.opening_length - len(prompt.prefix)
 
 
-@pytest.mark.nightly_for("hanabi 5", "hanabi")
+@pytest.mark.nightly_for("hanabi 5", "hanabi", "hanabi small", "plan_path full", "sokoban full", "sudoku full")
 @pytest.mark.parametrize("name", FORMS)
 def test_brief_tokens_are_bytes(name):
     check_tokens(byte_prompt(name, "brief").compiled_opening, numbers(name, "brief"), byte_tokenizer().encode)

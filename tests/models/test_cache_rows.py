@@ -108,7 +108,7 @@ def check(model, params, talks, adapters=None, prefix=()):
         np.testing.assert_allclose(np.stack(hidden), whole[i, start : start + len(hidden)], atol=ATOL)
 
 
-@pytest.mark.nightly_for("llama", "llama3", "phi3", "qwen2")
+@pytest.mark.nightly_for("llama", "llama3", "phi3", "qwen2", "gpt2")
 @pytest.mark.parametrize("family", nightly_cases(FAMILIES, "llama3", "phi3", "qwen3"))
 def test_interleaved_seats_equal_conversations_read_at_once(family):
     """Unequal lengths, idle rows, games that end: without adapters."""
@@ -189,7 +189,7 @@ def test_appending_by_cudnn_takes_one_bias_for_all_heads(monkeypatch, shared):
     assert set(biases) == {(GAMES, 1, 6, SLOTS + rules.shape[1])}
 
 
-@pytest.mark.nightly_for("data", "tensor", "fsdp")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(MESHES))
 def test_on_a_mesh_rows_stay_with_their_game(name):
     """Every device holds the caches of its games; the numbers are those of one device."""
@@ -227,6 +227,7 @@ def test_on_a_mesh_rows_stay_with_their_game(name):
     np.testing.assert_allclose(wrong[~foreign & (lengths > 0)], elsewhere[~foreign & (lengths > 0)], atol=ATOL)
 
 
+@pytest.mark.nightly
 def test_candidates_are_tried_on_copies_of_rows():
     """Two candidates of each mover, on copies; the chosen one is then read into the cache, as if it stood alone."""
     model, stacked = make("llama")

@@ -154,7 +154,7 @@ def test_loss_and_gradients_equal_those_of_separate_prompts(family):
     check_same(model, {"model": params}, start=0)
 
 
-@pytest.mark.nightly_for("gpt2")
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", nightly_cases(["llama3", "phi3", "qwen3", "gpt2"], "llama3", "phi3"))
 def test_behind_a_prefix_with_an_adapter_for_each_row(family):
     """Scaled and learnt positions, a window, normalised queries and keys: what a prefix could shift."""

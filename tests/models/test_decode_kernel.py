@@ -52,6 +52,7 @@ def check(group, window=None, size=16, kv_heads=2, dtype=jnp.float32, slots=SLOT
         np.testing.assert_array_equal(mine[~going], before[~going])
 
 
+@pytest.mark.nightly_for("1-None", "7-None")
 @pytest.mark.parametrize(("group", "window"), [(1, None), (7, None), (6, 5), (7, 20)])
 def test_interpreted_it_equals_plain_attention(group, window):
     """Empty rows, rows at the edges of blocks, a row with one free slot, idle rows; windows below and above a block."""
@@ -86,7 +87,7 @@ def check_rows(group, window, n, length=21, size=16, kv_heads=2, dtype=jnp.float
         assert np.all(np.asarray(np.delete(mine, ROWS, axis=0)) == 7), "other rows stay as they are"
 
 
-@pytest.mark.nightly_for("30-1", "5-3")
+@pytest.mark.nightly_for("30-1", "5-3", "None-1")
 @pytest.mark.parametrize(("window", "n"), [(None, 1), (None, 3), (5, 3), (30, 1)])
 def test_it_reads_rows_of_a_larger_cache_behind_a_prefix(window, n):
     """A prefix that is no multiple of a block; windows that end in the cache or in the prefix."""
@@ -131,7 +132,7 @@ def check_pages(group, window, page, size=16, kv_heads=2, dtype=jnp.float32, slo
         np.testing.assert_array_equal(mine[rest], before[rest])
 
 
-@pytest.mark.nightly_for("7-None-16", "6-5-4")
+@pytest.mark.nightly_for("7-None-16", "6-5-4", "3-None-32", "7-20-8")
 @pytest.mark.parametrize(
     ("group", "window", "page"), [(1, None, 4), (7, None, 16), (6, 5, 4), (7, 20, 8), (3, None, 32)]
 )
@@ -201,6 +202,7 @@ def lowered(function, inputs, **kwargs) -> str:
         return jax.jit(function, **kwargs).trace(*inputs).lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.nightly_for("Qwen2.5-0.5B", "Qwen2.5-1.5B")
 @pytest.mark.parametrize(
     ("group", "kv_heads", "size"), [(7, 2, 64), (6, 2, 128), (3, 3, 64), (1, 12, 64)],
     ids=["Qwen2.5-0.5B", "Qwen2.5-1.5B", "SmolLM2-135M", "GPT-2"],

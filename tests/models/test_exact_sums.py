@@ -29,7 +29,7 @@ def test_a_bias_and_a_broadcast_sum_their_gradients_in_float32():
     np.testing.assert_allclose(np.asarray(of_shared[0], np.float32), expected, rtol=2**-8)  # rounded once
 
 
-@pytest.mark.nightly_for("gpt2")
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", nightly_cases(["qwen2", "gpt2"], "gpt2"))
 def test_the_gradient_of_equal_rows_is_that_of_one_row_so_many_times(family):
     model = build(CONFIGS[family])

@@ -65,6 +65,7 @@ def other_family(monkeypatch):
     return "other"
 
 
+@pytest.mark.nightly
 def test_a_family_from_another_package(other_family, tmp_path):
     cfg = ModelConfig(other_family, **{**SHAPE, "qk_norm": True})
     model = build(cfg)

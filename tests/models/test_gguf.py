@@ -179,6 +179,7 @@ def test_the_header_agrees_with_the_packages_own_reader(tmp_path):
     assert mine.metadata == fields
 
 
+@pytest.mark.nightly
 def test_stories260k_tells_its_story(tmp_path):
     """A real model, whose q and k are interleaved as llama.cpp's are; the text is the one its makers print."""
     tokenizers = pytest.importorskip("models.tokenizers")

@@ -41,6 +41,7 @@ def test_values(chunk, temperature):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
+@pytest.mark.nightly_for("gpt2", "llama")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])  # a separate head, a tied one, GPT-2's
 def test_gradients(family):
     """Of log-probs and entropy, with respect to hidden states, parameters and temperature."""

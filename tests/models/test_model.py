@@ -46,7 +46,7 @@ def test_abstract_and_axes_mirror_the_parameters(family):
     assert sum(x.size for x in jax.tree.leaves(model.abstract())) == cfg.n_params
 
 
-@pytest.mark.nightly_for("gpt2")
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_fresh_model_guesses_uniformly(family):
     cfg = dataclasses.replace(CONFIGS[family], vocab_size=500, d_model=64, n_layers=6)

@@ -95,6 +95,7 @@ def test_pages_and_rows_in_one_piece_give_the_same_bits(family):
     check(family)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["mistral"])
 def test_in_bf16_with_an_adapter_in_each_row(family):
     """The same bits here too; against attention in one piece, which rounds elsewhere, 2 % of the hidden states."""

@@ -87,12 +87,13 @@ def check_with_cache(case: Case) -> None:
     assert largest_difference(logits(model, params, hidden), case.logits) <= TOLERANCE
 
 
+@pytest.mark.nightly_for("llama", "phi3", "qwen3", "smollm2")
 @pytest.mark.parametrize("name", CASES)
 def test_every_layer_and_the_logits(golden, name):
     check_every_layer(golden(name))
 
 
-@pytest.mark.nightly_for("smollm2", "llama")
+@pytest.mark.nightly_for("smollm2", "llama", "llama3", "mistral", "phi3", "qwen2")
 @pytest.mark.parametrize("name", CASES)
 def test_prefill_append_and_decode_with_the_cache(golden, name):
     check_with_cache(golden(name))

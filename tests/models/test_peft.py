@@ -134,6 +134,7 @@ def test_adapters_made_by_peft_are_written_back_tensor_for_tensor(case, tmp_path
         assert configs[0][field] == configs[1][field], field
 
 
+@pytest.mark.nightly
 def test_an_adapter_goes_into_a_place_of_a_stack():
     cfg = CONFIGS["qwen2"]
     adapters, scale = random_stack(cfg, n=3, rank=4, targets=("q", "v", "up"))

@@ -68,12 +68,14 @@ def check_kernel(group, window, page, time=16, atol=2e-6, starts=STARTS, lengths
     assert np.isfinite(np.asarray(out, np.float32)).all(), "lines that are not used must not spread NaN"
 
 
+@pytest.mark.nightly_for("1-None-4", "2-5-4", "3-None-16")
 @pytest.mark.parametrize(("group", "window", "page"), [(1, None, 4), (3, None, 16), (2, 5, 4), (1, 70, 64)])
 def test_the_kernel_equals_plain_attention(group, window, page):
     """Lines within a page and across pages and blocks, at the start and at the end of what a row can hold."""
     check_kernel(group, window, page, atol=2e-2 if ON_GPU else 2e-6)
 
 
+@pytest.mark.nightly
 def test_in_bf16_the_kernel_costs_a_rounding():
     check_kernel(3, None, 16, dtype=jnp.bfloat16, atol=0.04)
 
@@ -110,6 +112,7 @@ def test_lines_that_do_not_suit_it_are_known(time, size, fits):
 attend = quick_jit(blockwise.attend, static_argnums=5)
 
 
+@pytest.mark.nightly
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_blocks_equal_plain_attention(data):

@@ -83,7 +83,7 @@ def check(ours, theirs):
         assert largest_difference(mine, other) <= 1e-5 * max(1.0, largest(other))
 
 
-@pytest.mark.nightly_for("fsdp", "tensor")
+@pytest.mark.nightly_for("fsdp", "tensor", "data")
 @pytest.mark.parametrize("name", MESHES)
 def test_hidden_logits_logprobs_and_gradients_equal_one_device(name, capfd):
     model, params = make("qwen2")
@@ -106,7 +106,7 @@ def test_hidden_logits_logprobs_and_gradients_equal_one_device(name, capfd):
     assert "Involuntary full rematerialization" not in capfd.readouterr().err
 
 
-@pytest.mark.nightly_for("gpt2-all-False")
+@pytest.mark.nightly_for("gpt2-all-False", "qwen2-tensor-False")
 @pytest.mark.parametrize("family, name, fuse", DECODING)
 def test_decoding_equals_one_device(family, name, fuse):
     """Without fusing, as it should be done when heads are split, and with it, which is slower but not wrong."""

@@ -41,6 +41,7 @@ def test_the_file_has_the_registered_shape(smollm2):
     assert sum(x.size for x in jax.tree.leaves(params)) == 134_515_008
 
 
+@pytest.mark.nightly
 def test_the_full_forward_pass_predicts_every_token(smollm2, batch):
     model, params = smollm2
     tokens, starts = batch

@@ -302,6 +302,7 @@ def with_bytes(request, tmp_path_factory) -> tuple[Tokenizer, TokenBytes, TokenB
     return tokenizer, tokenizer.token_bytes(), tokenizer.token_bytes(skip_special=True)
 
 
+@pytest.mark.nightly_for("qwen", "saved", "smollm2")
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_bytes_of_tokens_are_those_of_the_decoded_text(with_bytes, data):
@@ -339,6 +340,7 @@ def test_decoders_that_are_not_known_are_refused():
 # ---------------------------------------------------------------------------------------------------- files
 
 
+@pytest.mark.nightly
 def test_saved_folders_load_in_transformers_and_here(qwen, tok512, tmp_path):
     transformers = pytest.importorskip("transformers")
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]

@@ -56,6 +56,7 @@ def both(case, window):
     return found
 
 
+@pytest.mark.nightly_for("1-None-heads0", "5-3-heads3")
 @pytest.mark.parametrize(
     ("time", "window", "heads"), [(1, None, (9, 3)), (1, 3, (4, 2)), (5, None, (6, 1)), (5, 3, (5, 5))]
 )
@@ -71,6 +72,7 @@ def test_rows_get_what_xla_gives_them(time, window, heads, seed):
     np.testing.assert_array_equal(combined, combine(*apart), err_msg="padding stays zero")
 
 
+@pytest.mark.nightly_for("1-3")
 @pytest.mark.parametrize(("time", "window"), [(1, 3), (5, None)])
 def test_the_kernel_itself(time, window, monkeypatch):
     """Interpreted, with more than one block of slots and of queries.

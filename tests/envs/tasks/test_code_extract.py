@@ -47,6 +47,7 @@ def test_blocks_never_fail_and_are_parts_of_the_answer(answer):
         assert block.text in answer.replace("\r\n", "\n")
 
 
+@pytest.mark.nightly
 @given(st.text(st.characters(exclude_characters="`~\r", exclude_categories=["Cs"])), st.text(max_size=50))
 def test_what_stands_between_fences_is_the_program(program, prose):
     expected = program if program.strip() else None

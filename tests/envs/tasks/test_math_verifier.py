@@ -73,6 +73,7 @@ def test_no_false_positive_and_high_recall_within_the_time_limit():
     assert slowest < LIMIT
 
 
+@pytest.mark.nightly
 def test_the_verdict_comes_in_time_from_a_worker_whatever_is_boxed():
     hostile = [row for row in PAIRS["written"] if row["kind"] == "hostile"]
     for gold, answer in (

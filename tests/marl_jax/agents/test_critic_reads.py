@@ -81,7 +81,7 @@ def alone(samples):
     return tokens, lengths, openings, ids
 
 
-@pytest.mark.nightly_for("separate-False")
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "lora"), [("separate", False), ("head", True)])
 def test_values_and_gradients_are_those_of_answers_in_rows_of_their_own(kind, lora):
     policy, (frozen, trained) = critic(kind, lora), weights(critic(kind, lora))

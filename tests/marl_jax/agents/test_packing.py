@@ -48,6 +48,7 @@ def test_every_sample_lies_in_one_row_and_none_over_another(seed):
     check_places(samples, rows)
 
 
+@pytest.mark.nightly
 def test_samples_of_full_length_always_fit():
     samples = tiny_samples.make(8, 5, WIDTH)
     time = samples.tokens.shape[1]
@@ -76,6 +77,7 @@ def test_loss_and_gradients_are_those_of_padded_rows(settings, prefix, algo):
     agree(gradients(policy, samples, grad_accum_steps=2, pack=2, **algo), gradients(policy, samples, **algo))
 
 
+@pytest.mark.nightly_for("adapter")
 @pytest.mark.parametrize("settings", [dict(critic="head"), dict(critic="head", lora=1)], ids=["full", "adapter"])
 def test_values_and_references_are_read_from_packed_rows_too(settings):
     """Also of rows that are not trained; rows without a completion score zero."""

@@ -110,6 +110,7 @@ def test_what_the_sampler_reports_is_what_each_learner_computes(team):
         assert np.std(np.asarray(own.logps)[tokens]) > 1e-3
 
 
+@pytest.mark.nightly
 def test_samples_of_one_agent_change_its_own_model_only(team):
     setup, optimizer, train_states, samples = team
     learn = quick_jit(functools.partial(learn_step, setup, optimizer))
@@ -244,7 +245,7 @@ def test_a_checkpoint_holds_what_both_models_learnt(finished):
         assert not all(jax.tree.leaves(same)), name
 
 
-@pytest.mark.nightly_for("dapo")
+@pytest.mark.nightly_for("dapo", "grpo")
 @pytest.mark.parametrize("algo", ["ppo", "grpo", "dapo"])
 def test_a_step_of_every_algorithm_fits_together(folder, algo):
     """The step is traced, not compiled."""
@@ -270,6 +271,7 @@ def test_a_step_of_every_algorithm_fits_together(folder, algo):
 # Sharing
 
 
+@pytest.mark.nightly
 def test_policies_without_a_model_of_their_own_share_one_or_copy_it(folder):
     config = tiny_team.config(folder)
     config.policies.executor.model = {}
@@ -283,6 +285,7 @@ def test_policies_without_a_model_of_their_own_share_one_or_copy_it(folder):
     assert [backbone.policies for backbone in setups.make(config).backbones] == [("executor",), ("planner",)]
 
 
+@pytest.mark.nightly
 def test_a_frozen_model_is_only_read(folder, team):
     config = tiny_team.config(folder, executor=dict(frozen=True))
     setup, optimizer, train_states = start(config)

@@ -238,7 +238,7 @@ class GoesOnElsewhere(TreeRollout):
         return jnp.int32(K - 1)
 
 
-@pytest.mark.nightly_for("b", "c", "d", "e")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "check, broken",
     [
@@ -358,6 +358,7 @@ def test_the_samples_of_an_agent_change_its_own_adapter_only():
 # --------------------------------------------------------------------------------------- roles that do not learn
 
 
+@pytest.mark.nightly_for("immediate")
 @pytest.mark.parametrize("team_term", ["immediate", "lookahead"])
 def test_a_role_can_be_a_bot(team_term):
     """The solver makes the moves that the planner proposes: its samples have no weight, and it is who is looked at."""
@@ -378,6 +379,7 @@ def test_a_role_can_be_a_bot(team_term):
     assert (ready.loss_weights <= given.loss_weights).all() and ready.loss_weights.any()
 
 
+@pytest.mark.nightly
 def test_a_bot_plays_its_own_move_and_not_the_best_of_several():
     bot = dict(seats=(0, -1), learns=(True,), bots=(None, UniformBot(GAME)))
     keys = row_keys(jax.random.key(7), ROWS)

@@ -296,6 +296,7 @@ def test_loss_and_gradients_are_the_same_when_candidates_share_their_prompt(long
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(found)) > 1e-4
 
 
+@pytest.mark.nightly
 def test_minibatches_and_their_parts_keep_groups_together():
     policy, trained, frozen, rows = candidates(True)
     optimizer, objective = optax.sgd(0.1), ALGORITHMS.get("at_grpo").objective
@@ -314,7 +315,7 @@ def test_minibatches_and_their_parts_keep_groups_together():
 # ------------------------------------------------------------------------------------------------------- a whole step
 
 
-@pytest.mark.nightly_for("at_grpo_lora", "roles_grpo", "roles")
+@pytest.mark.nightly_for("at_grpo_lora", "roles_grpo", "roles", "at_grpo_apart", "grpo", "single")
 @pytest.mark.parametrize("form", planning.FORMS)
 def test_a_step_of_every_form_fits_together(form):
     """Traced, not compiled: rollout, advantages and update agree on what passes between them."""

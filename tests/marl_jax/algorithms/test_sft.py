@@ -107,6 +107,7 @@ def test_noise_moves_the_executor_only_and_samples_keep_what_the_bot_would_do():
     assert finished.total.team[finished.ended].min() < 1.5  # some ways were longer
 
 
+@pytest.mark.nightly_for("sokoban-10.0")
 @pytest.mark.parametrize("game, solved", [("sokoban", 10.0), ("sudoku", 1.0)])
 def test_the_other_puzzles_are_shown_too(game, solved):
     config = get_config()
@@ -269,6 +270,7 @@ def test_roles_begin_with_copies_and_adapters_on_top_of_them(run):
     assert all(not x["b"].any() for x in trained["adapters"].values())  # fresh: the policy is that run's
 
 
+@pytest.mark.nightly
 def test_adapters_are_handed_on_to_every_role_and_are_the_reference(tmp_path):
     config = get_config()
     config.model.lora.update(dict(rank=2, alpha=4.0, targets=("q", "v")))

@@ -88,6 +88,7 @@ def player():
     return seated(tiny_play.policy(), tiny_play.prompt())
 
 
+@pytest.mark.nightly
 def test_a_greedy_policy_plays_the_same_game_twice_and_it_can_be_written_out(player):
     trained = weights_of(player)
     match = Match(GAME, (player, UniformBot(GAME)))
@@ -150,6 +151,7 @@ def test_cross_play_compares_the_diagonal_with_the_rest():
 # ------------------------------------------------------------------------------------------------- distinct games
 
 
+@pytest.mark.nightly
 def test_levels_are_walked_and_repeats_count_once():
     game = tiny_puzzle.game().held_out()  # 8 levels, planner and executor
     team = seated(tiny_puzzle.policy(), tiny_puzzle.prompt())
@@ -182,6 +184,7 @@ def test_drawn_starts_of_training_games_stay_drawn(player):
     assert levels != list(range(12)) and len(set(levels)) > 4
 
 
+@pytest.mark.nightly
 def test_two_greedy_checkpoints_have_two_games_and_against_chance_all_count(player):
     first, second = (weights_of(player, seed) for seed in (0, 1))
     three = [contestants.Contestant(name, player, w) for name, w in (("a", first), ("b", second))]

@@ -56,6 +56,7 @@ def start(config):
     return setup, weights
 
 
+@pytest.mark.nightly_for("adapters", "two models")
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_table_is_what_answers_are_drawn_from(kind):
     """Probabilities reported by sampling equal those of the table in every information set."""

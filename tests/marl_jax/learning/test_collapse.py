@@ -21,6 +21,7 @@ def curves(**algo) -> collapse.Curves:
     return collapse.train(5 * SAFE_RATE, SEEDS, updates=100, **algo)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("row", range(len(SEEDS)), ids=SEEDS)
 def test_training_collapses_without_the_remedies(row):
     success = curves(**OFF).success[row]
@@ -28,6 +29,7 @@ def test_training_collapses_without_the_remedies(row):
     assert collapse.after_95(success) < 0.1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("row", range(len(SEEDS)), ids=SEEDS)
 def test_training_keeps_what_it_has_learned(row):
     found = curves()
@@ -36,6 +38,7 @@ def test_training_keeps_what_it_has_learned(row):
     assert found.informative[row, -20:].mean() < 0.2, "few completions are informative by then"
 
 
+@pytest.mark.nightly
 def test_few_informative_completions_take_a_small_step():
     """The gradient of 8 informative completions equals that of 512, and Adam's steps are equal too."""
     learn = collapse.Learner(collapse.make_toy(jax.random.key(0)), jax.random.key(1), lr=0.1, updates=1, minibatches=1)

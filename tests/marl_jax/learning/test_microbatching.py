@@ -23,6 +23,7 @@ def trained(workdir, config):
     return restored
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", nightly_cases(["rows", "packed rows"], "packed rows"))
 def test_an_update_that_does_not_fit_is_made_in_more_parts(tmp_path, monkeypatch, caplog, kind):
     if kind == "rows":

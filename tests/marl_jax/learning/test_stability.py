@@ -91,6 +91,7 @@ def test_the_loss_reports_the_kl_and_the_extreme_ratios():
     np.testing.assert_allclose(metrics["approx_kl"], expected, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_extreme_ratios_do_not_depend_on_the_parts_of_a_minibatch():
     p, state, samples, algo = prepared(completions(rewards=[1, 0, 0, 0] * 4))
     found = {}
@@ -119,6 +120,7 @@ def test_the_learning_rate_of_the_next_step():
 # Signal
 
 
+@pytest.mark.nightly
 def test_the_share_of_informative_completions_is_that_of_each_policy():
     samples = completions(policies=2, rewards=[1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1])
     for filtered in (True, False):
@@ -141,6 +143,7 @@ def test_groups_that_failed_do_not_weaken_the_signal_and_solved_ones_do():
     assert kept[:, 0].tolist() == [True, False, False, False] + 12 * [True]
 
 
+@pytest.mark.nightly
 def test_a_step_from_8_of_512_completions_is_at_most_018_of_a_full_one():
     scale = stability.signal_scale(jnp.asarray([8 / 512, 0.5, 1.0, 0.0]), 0.5)
     np.testing.assert_allclose(scale, [0.1768, 1.0, 1.0, 0.0], atol=1e-4)
@@ -193,6 +196,7 @@ def test_rows_by_group_keep_groups_together_and_lose_no_row(n_groups, k, padding
     assert len({tuple(order) for order in np.asarray(orders).tolist()}) > (1 if n_groups + padding > 1 else 0)
 
 
+@pytest.mark.nightly
 def test_minibatches_of_whole_groups_have_no_net_advantage():
     samples = completions(8, 4, rewards=np.random.default_rng(1).integers(0, 2, 32))
     p, state, after, algo = prepared(samples)
@@ -274,6 +278,7 @@ def test_weights_that_are_not_finite_are_rejected():
     jax.tree.map(np.testing.assert_array_equal, state.trained, before.trained)
 
 
+@pytest.mark.nightly
 def test_the_guard_scores_completions_of_many_groups_and_none_that_do_not_count():
     samples = completions(8, 4, rewards=[1, 0, 0, 0] * 4 + [1, 1, 1, 1] * 4)
     samples = samples.replace(loss_weights=samples.loss_weights.at[:8].set(0.0))  # the first two groups
@@ -319,6 +324,7 @@ def test_ratio_masks():
     assert np.argwhere(mask[:, 0] == 0).tolist() == [[1]]  # row 0 has a positive advantage, row 2 changed little
 
 
+@pytest.mark.nightly_for("probability")
 @pytest.mark.parametrize("kind", ["probability", "sequence"])
 def test_a_run_of_updates_with_a_ratio_mask_is_finite(kind):
     p, state, samples, algo = prepared(completions(rewards=[1, 0, 0, 0] * 4), ratio_mask=kind, ratio_mask_limit=1e-3)

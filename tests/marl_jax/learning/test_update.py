@@ -134,6 +134,7 @@ def test_rows_of_weight_zero_change_nothing():
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.nightly
 def test_minibatches_of_nothing_do_not_blur_the_metrics():
     rows = prepared(tiny_play.ppo(minibatches=8))
     one = rows.replace(loss_weights=rows.loss_weights.at[1:].set(0.0))  # seven of eight have no weight
@@ -188,6 +189,7 @@ def counted_rows():
     return jax.jit(lambda state, rows, key: update.update_active_rows(counting, state, rows, key, 24)), sizes
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("active", [10, 24, 25])
 def test_only_active_rows_are_read_where_few_are(active, counted_rows):
     """At most 24 active rows are extracted, with the same result; 25 rows use the full batch."""
@@ -220,7 +222,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     )
 
 
-@pytest.mark.nightly_for("settings1")
+@pytest.mark.nightly_for("settings1", "settings0")
 @pytest.mark.parametrize("settings", [{}, dict(critic="central"), dict(lora=2)])
 def test_everything_that_should_learn_learns(settings):
     train_state, metrics = step(tiny_play.ppo(kl_coef=0.1, minibatches=1), **settings)
@@ -254,6 +256,7 @@ def test_kl_in_the_reward_lowers_what_the_mover_gets():
     assert (paid[np.arange(48), 1 - mover] == 0).all()
 
 
+@pytest.mark.nightly
 def test_stale_samples_are_weighed():
     samples = played()[-1]
     algo = tiny_play.ppo(minibatches=1, tis_clip=2.0)

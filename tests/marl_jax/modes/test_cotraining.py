@@ -81,6 +81,7 @@ def everything(state, number):
     return [of_adapter(tree, number) for tree in (state.trained, adam.mu, adam.nu)]
 
 
+@pytest.mark.nightly
 def test_an_adapter_learns_nothing_from_the_answers_of_others():
     state, samples, step = adapters()
     theirs = np.asarray(samples.policy != SECOND)[:, None]
@@ -113,6 +114,7 @@ def test_adapters_that_do_not_learn_keep_parameters_and_moments():
     assert equal(third.trained, second.trained) and int(third.skipped) == 0
 
 
+@pytest.mark.nightly_for("float32")
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 def test_moments_stay_where_an_adapter_does_not_learn(kind):
     """One step by hand: the second of two adapters has moments and a gradient, but no completion."""

@@ -33,6 +33,7 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.nightly
 def test_all_weights(tmp_path):
     config, made, trained, _ = make_run(tmp_path, rank=0)
     assert export.main(config, tmp_path) == [tmp_path / "export" / "main"]

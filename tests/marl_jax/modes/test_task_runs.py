@@ -204,6 +204,7 @@ def test_rewards_that_are_constant_or_not_finite_change_nothing_and_raise_an_ala
 # ---------------------------------------------------------------------------------------------- evaluation and logs
 
 
+@pytest.mark.nightly
 def test_a_first_evaluation_that_compiles_for_longer_than_the_time_limit(tmp_path, monkeypatch):
     decode = BatchRows._decode_lazily
 
@@ -301,6 +302,7 @@ def changes(workdir):
     return {name: sum(np.abs(x["b"][:, i]).sum() for x in adapters) for i, name in enumerate("ew")}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lora", nightly_cases([True, False], False), ids=["adapters", "models"])
 def test_a_policy_for_each_role(lora, tmp_path):
     """Models are trained on their own completions, and a frozen adapter does not change."""

@@ -68,6 +68,7 @@ def test_after_a_change_games_count_once_those_before_it_have_ended():
     assert climbed(rule, 2, (10, 10), (10, 10), (5, 10), (10, 10)) == [2, 2, 2, 3]  # to stay is no change
 
 
+@pytest.mark.nightly_for("plan_path", "sokoban")
 @pytest.mark.parametrize("name", PUZZLES)
 def test_easiest_levels_first_and_easier_grades_beside_them(name):
     params, levels = PUZZLES[name]

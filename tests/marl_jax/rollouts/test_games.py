@@ -175,7 +175,7 @@ def test_nothing_is_transferred_while_games_are_played():
             assert f"stablehlo.{word}" not in text and f"@{word}" not in text and f"_{word}" not in text, word
 
 
-@pytest.mark.nightly_for("central")
+@pytest.mark.nightly
 @pytest.mark.parametrize("critic", ["head", "central"])
 def test_a_historical_opponent_needs_no_critic(critic):
     roll = program(Sections(1, historical=2), tiny_play.policy(critic=critic))
@@ -185,6 +185,7 @@ def test_a_historical_opponent_needs_no_critic(critic):
     assert float(np.std(samples.values)) > 1e-3  # the learner's own are there in all rows
 
 
+@pytest.mark.nightly_for("long_names")
 @pytest.mark.parametrize("kind", ["separate", "central", "long_names", "prefix", "free"])
 def test_the_sampler_reports_what_the_learner_computes(kind):
     settings = {
@@ -260,6 +261,7 @@ def test_seats_see_the_game_through_their_symmetry():
             state, _ = step(state, jnp.int32(move))
 
 
+@pytest.mark.nightly
 def test_a_free_answer_that_names_no_action_is_an_event_with_its_own_reward():
     policy = tiny_play.policy(free=2)
     roll = program(policy=policy, rows=32, turns=4, parse_failure_reward=-0.5)
@@ -274,12 +276,14 @@ def test_a_free_answer_that_names_no_action_is_an_event_with_its_own_reward():
     assert policy.answers.parse(answers, jnp.array([1, 1, 2, 0, 2]), legal).tolist() == [2, -1, -1, -1, 2]
 
 
+@pytest.mark.nightly
 def test_free_answers_of_one_token():
     roll = program(policy=tiny_play.policy(free=1), rows=8, turns=4)
     samples, _, _ = jax.jit(roll.play)(params_of(roll), roll.fresh_games(jax.random.key(0)), jax.random.key(1))
     assert samples.width == 1 and (samples.completion_lengths == 1).all() and (samples.logps < 0).all()
 
 
+@pytest.mark.nightly
 def test_games_against_a_historical_opponent_count_however_long_they_are():
     roll = program(Sections(1, historical=63))
     params = params_of(roll)

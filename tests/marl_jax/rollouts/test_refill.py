@@ -62,7 +62,7 @@ def rollouts_of(case, key):
     return found
 
 
-@pytest.mark.nightly_for("candidates")
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", ["episodes", "candidates"])
 def test_a_batch_is_refilled_from_further_rollouts_with_other_keys(case):
     rollout, counts = made(case, refill=BUDGET), []

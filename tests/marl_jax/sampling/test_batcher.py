@@ -370,7 +370,7 @@ class Parity:
         self.written.append(token)
 
 
-@pytest.mark.nightly_for("8")
+@pytest.mark.nightly
 @pytest.mark.parametrize("rows", [2, 8])  # with the first, samples wait, and the most recent one loses its row
 def test_a_constraint_binds_its_own_answers_and_nobody_elses(engine, requests, expected, rows):
     batcher = make(engine, rows=rows, cache_tokens=SLOTS if rows == 2 else 4 * SLOTS)

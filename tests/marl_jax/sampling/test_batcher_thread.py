@@ -129,6 +129,7 @@ def wait_for(condition):
 # Real completions
 
 
+@pytest.mark.nightly
 def test_threads_and_coroutines_get_what_the_engine_gives(engine, sampler):
     """Many concurrent requests in any order, of all policies: each as if alone, and bit-equal when repeated."""
     samplings = [Sampling(max_new_tokens=3 + i, seed=i) for i in range(12)]

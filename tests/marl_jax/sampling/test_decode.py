@@ -93,6 +93,7 @@ def test_greedy_equals_the_full_forward():
     assert rows.cache.lengths.tolist() == [len(p) + 19 for p in PROMPTS], "the last token is not read"
 
 
+@pytest.mark.nightly_for("1", "3")
 @pytest.mark.parametrize("steps", [1, 3, 64])
 def test_chunked_equals_unchunked(steps):
     """Rows with different budgets at temperature one: the chunk size changes nothing."""
@@ -114,6 +115,7 @@ def test_log_probs_equal_the_learners():
         np.testing.assert_allclose(mine[:20], theirs, atol=1e-4)
 
 
+@pytest.mark.nightly_for("1.0")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_first_token_follows_the_distribution(temperature):
     """8,192 rows that differ only in their seed, through `begin`."""

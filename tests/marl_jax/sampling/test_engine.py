@@ -71,6 +71,7 @@ def test_greedy_equals_the_full_forward(engine):
     assert conversation.history == [p + a for p, a in zip(PROMPTS, lists(answers), strict=True)]
 
 
+@pytest.mark.nightly_for("mistral")
 @pytest.mark.parametrize("case", ["mistral", "gpt2"])
 def test_greedy_equals_the_golden_files(case, tmp_path):
     """The next token after prompts of several lengths, and its log-prob, from transformers."""
@@ -86,6 +87,7 @@ def test_greedy_equals_the_golden_files(case, tmp_path):
         np.testing.assert_allclose(answer.logps, [logps.max()], atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_a_real_model_tells_its_story(tmp_path):
     """stories260K from its first token on, next to another row, generates the text that its authors publish."""
     tokenizers = pytest.importorskip("models.tokenizers")
@@ -125,6 +127,7 @@ def test_roles_are_rows_with_different_adapters(roles):
     assert lists(more) != greedy_chain(again, 12), "the adapters matter"
 
 
+@pytest.mark.nightly_for("ids1")
 @pytest.mark.parametrize("ids", [None, [2, 0, 1]])
 def test_bf16_log_probs_equal_the_learners_within_the_tolerance(ids):
     engine = make_engine(dtype=jnp.bfloat16, with_adapters=ids is not None)
@@ -206,6 +209,7 @@ def test_a_conversation_can_be_used_once(engine):
 # Choice
 
 
+@pytest.mark.nightly_for("ids1")
 @pytest.mark.parametrize("ids", [None, [2, 0, 1]])
 def test_choice_log_probs_equal_the_learners(engine, roles, ids):
     model, params = model_and_params()
@@ -345,6 +349,7 @@ def test_nothing_recompiles_within_a_bucket(engine):
     assert compiled == compiled[:1] * 9 and min(compiled[0]) > 0
 
 
+@pytest.mark.nightly
 def test_a_mesh_gives_the_same_tokens(engine):
     """Rows over data and fsdp, heads over tensor; turns and choices neither recompile nor move the cache."""
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
@@ -369,6 +374,7 @@ def test_a_mesh_gives_the_same_tokens(engine):
     assert {name: getattr(spread, name)._cache_size() for name in programs} == dict.fromkeys(programs, 1)
 
 
+@pytest.mark.nightly
 def test_different_models_answer_behind_the_same_calls(engine):
     """Two agents of different model families alternate; each generates the same as alone."""
     gpt2, params = make("gpt2")

@@ -8,6 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.settings import Sampling
@@ -49,6 +50,7 @@ def turns(batcher, tokens):
     return answers
 
 
+@pytest.mark.nightly
 def test_small_pages_and_one_page_per_row_give_the_same_answers():
     """In bfloat16, where a difference in any sum shows first; `tests/models/test_pages.py` tests float32 too."""
     engine = make_engine(jnp.bfloat16)

@@ -208,6 +208,7 @@ def test_an_idle_policy_has_its_weights_at_once_and_the_caller_may_donate_them(p
     assert batcher.run()[number][0].tokens.tolist() == expected.tokens.tolist()
 
 
+@pytest.mark.nightly
 def test_an_adapter_changes_without_disturbing_the_others(roles):
     """Rows of policy 1 are waited for; those of policy 2 continue, and new ones begin."""
     sampling = Sampling(max_new_tokens=20, seed=2)
@@ -228,7 +229,7 @@ def test_an_adapter_changes_without_disturbing_the_others(roles):
     assert answers[waits][0].versions.tolist() == [4] * 20 and batcher.usage.versions == (0, 4, 0)
 
 
-@pytest.mark.nightly_for("kind1")
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [{}, {"repetition_penalty": 1.7, "top_k": 20}])
 def test_an_update_in_flight_continues_the_tokens_under_the_new_weights(plain, kind):
     """Two updates in one completion; every token keeps its version, and the budget does not change."""
@@ -324,6 +325,7 @@ def check_plays(plays, fixed):
                 assert not fixed or mine.logps.tobytes() == theirs.logps.tobytes()
 
 
+@pytest.mark.nightly_for("True")
 @pytest.mark.parametrize("fixed", [False, True])
 def test_many_requests_in_three_orders_and_with_three_memory_budgets(fixed):
     """Eighty requests with common prefixes; memory for four conversations, for two, and for one."""

@@ -27,6 +27,7 @@ def expected(requests):
     return answer_all(Batcher(make_engine(), **PAGES), requests)
 
 
+@pytest.mark.nightly_for("False")
 @pytest.mark.parametrize("on_mesh", [False, True])
 def test_pages_for_tpus_give_the_same_answers(requests, expected, on_mesh, monkeypatch):
     monkeypatch.setattr(tpu_attention, "platform", lambda: "tpu")

@@ -182,6 +182,7 @@ def test_a_template_that_fails_does_not_name_its_file_to_clients():
     assert found["error"]["message"] == "the chat template failed: ZeroDivisionError: division by zero"
 
 
+@pytest.mark.nightly
 def test_a_kill_loses_no_answer_that_a_client_has(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.marl_jax.serving_run", str(tmp_path)], stdin=subprocess.PIPE,

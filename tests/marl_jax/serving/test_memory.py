@@ -137,6 +137,7 @@ def test_texts_that_were_tokenised_are_not_kept():
     assert malloc_mib() - before < 0.3  # with a cache it is above 1
 
 
+@pytest.mark.nightly
 def test_one_object_that_is_kept_of_every_request_is_found():
     """The check above can fail: here every call's id is kept, a string that the garbage collector does not track."""
     kept = []

@@ -330,6 +330,7 @@ def test_what_is_refused_and_how():
         assert all(isinstance(x, openai.RateLimitError) or x.choices for x in found)
 
 
+@pytest.mark.nightly
 def test_a_client_with_retries_gets_through_a_crowd():
     with endpoint(Parrot(delay=0.01), limits=Limits(concurrent=2, retry_after=1)) as (url, _):
 

@@ -418,6 +418,7 @@ def gone(pid):
 needs_proc = pytest.mark.skipif(not list(Path("/proc/self/task").glob("*/children")), reason="/proc has no children")
 
 
+@pytest.mark.nightly
 @needs_proc
 def test_a_server_ends_with_the_process_that_has_the_models():
     """SIGTERM lets requests in progress finish, and no workers survive a kill."""

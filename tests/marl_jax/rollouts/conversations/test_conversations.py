@@ -99,7 +99,7 @@ CASES = {
 }
 
 
-@pytest.mark.nightly_for("adapters and names")
+@pytest.mark.nightly_for("adapters and names", "central critic")
 @pytest.mark.parametrize("case", nightly_cases(CASES, "separate critic", "one-token names"))
 def test_later_answers_see_earlier_ones(case):
     """One conversation in each row: no mask, plain causal attention."""
@@ -129,6 +129,7 @@ def test_any_conversations(seed):
     check(made, tiny.random_rows(np.random.default_rng(seed), N, 2, 2, made.width, 2, policies=2))
 
 
+@pytest.mark.nightly_for("segments")
 @pytest.mark.parametrize("branches", [False, True], ids=["segments", "branches"])
 def test_only_segments_or_only_branches(branches):
     made = policy()
@@ -137,6 +138,7 @@ def test_only_segments_or_only_branches(branches):
     assert (samples.segment is None, samples.branch is None) == (branches, not branches)
 
 
+@pytest.mark.nightly_for("settings1")
 @pytest.mark.parametrize("settings", [dict(loss_agg="sequence"), dict(loss_agg="sequence", ratio="sequence")])
 def test_means_are_over_answers_not_rows(settings):
     check(policy(), tiny.random_rows(np.random.default_rng(4), N, 2, 2, WIDTH, 2), **settings)
@@ -158,6 +160,7 @@ def test_packed_conversations(settings):
     agree(made, samples, alone, packed=dict(pack=2))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", nightly_cases(["free text", "adapters and names"], "free text"))
 def test_candidates_behind_one_prompt(case):
     """`from_prompts` with K answers, which has its own layout, against K rows of one answer."""

@@ -143,6 +143,7 @@ def prepared_by(policy, weights, samples, **changes):
     return quick_jit(lambda w, s: compute_advantages(policy, w, s, tiny_play.ppo(**changes))[0])(weights, samples)
 
 
+@pytest.mark.nightly
 def test_a_conversation_of_one_answer_is_a_prompt_that_stands_alone():
     samples, prepared = [], []
     for context in ("turn", "history"):
@@ -194,6 +195,7 @@ def test_every_rollout_begins_conversations_again():
     check(again, told)
 
 
+@pytest.mark.nightly
 def test_a_row_without_room_loses_later_answers_and_a_bot_is_not_learned_from():
     roll = tiny.rollout("hanabi", 4, 24, history_tokens=272)
     roll = dataclasses.replace(roll, seating=Seating(((0,), (-1,)), (None, make_bot(roll.game, "random"))))
@@ -257,6 +259,7 @@ def demonstrations(**settings):
     return tiny.rollout("short_path", 4, 16, Demonstrations, bot=make_bot(game, "solver"), critic="none", **settings)
 
 
+@pytest.mark.nightly
 def test_demonstrations_are_conversations():
     shown = tiny.Program(demonstrations(noise=0.3))
     found = shown()

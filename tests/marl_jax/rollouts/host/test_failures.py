@@ -136,6 +136,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.nightly_for("*_in_the_loop-blocked", "hangs*-timeout")
 @pytest.mark.parametrize(("bad", "reason"), CASES, ids=lambda x: getattr(x, "__name__", x))
 def test_a_bad_episode_costs_one_episode(bad, reason, caplog):
     rollout = make_rollout(

@@ -159,6 +159,7 @@ def test_what_goes_wrong_in_a_program_costs_its_episode(preload, tmp_path, caplo
     assert len(pids) == 2 and all(map(gone, pids)), "a program that is too slow is killed with its children"
 
 
+@pytest.mark.nightly
 def test_an_interrupted_rollout_is_repeated_and_what_failed_is_not_tried_again(tmp_path):
     rows = [talk(2), {"do": "hang", "pids": str(tmp_path / "pids")}, talk(1)]
     one, _, _ = roll(*rows, journal=tmp_path / "journal", time_limit=3.0)
