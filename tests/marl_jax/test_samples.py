@@ -70,11 +70,10 @@ def layouts(draw):
 
 
 @jax.jit
-def moved(completion_of, x, y):
-    """(samples, sums over tokens, first tokens, copies, first tokens of copies)"""
-    rows = by_hand(completion_of, n_completions=SIZE)
+def moved(rows, x, y):
+    """(sums over tokens, first tokens, copies, first tokens of copies)"""
     copied = rows.to_tokens(y) * rows.mask()
-    return rows, rows.to_completions(x), rows.at_first(x), copied, rows.at_first(copied)
+    return rows.to_completions(x), rows.at_first(x), copied, rows.at_first(copied)
 
 
 @settings(max_examples=40, deadline=None)
@@ -82,7 +81,8 @@ def moved(completion_of, x, y):
 def test_sums_and_copies_fit_together(completion_of, seed):
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(2, WIDTH)), rng.normal(size=(2, SIZE))
-    rows, found_sums, found_firsts, copied, back = jax.device_get(moved(completion_of, x, y))
+    rows = by_hand(completion_of, n_completions=SIZE)
+    found_sums, found_firsts, copied, back = jax.device_get(moved(rows, x, y))
     # By loops.
     sums, firsts = np.zeros(y.shape), np.zeros(y.shape)
     for n, row in enumerate(completion_of):

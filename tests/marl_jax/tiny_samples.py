@@ -1,9 +1,12 @@
 """Samples for tests of the learner: random ones of unequal lengths that begin alike, and rows written by hand."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.samples import Samples, from_prompts
+
+_from_prompts = jax.jit(from_prompts)  # one program instead of one for every operation
 
 PREFIX = tuple(range(10, 44))  # long enough to be kept
 VOCABULARY = 256
@@ -24,31 +27,30 @@ def make(
     answers = (rng.integers(1, VOCABULARY, mask.shape) * mask).astype(np.int32)
 
     def noise():
-        return jnp.asarray(rng.standard_normal(mask.shape) * mask, jnp.float32)
+        return (rng.standard_normal(mask.shape) * mask).astype(np.float32)
 
     def flat(x):
-        return x.reshape(n, -1)
+        return jnp.asarray(x.reshape(n, -1))
 
     tokens = np.where(np.arange(time) < lengths[:, None], tokens, 0).astype(np.int32)
-    samples = from_prompts(
-        jnp.asarray(tokens[:, skip:]), jnp.asarray(lengths - skip), jnp.asarray(answers), jnp.asarray(said),
-        -5.0 * mask + 0.1 * noise(), skip=skip, rewards=jnp.zeros((n, group, 1)),
-        legal=jnp.ones((n, group, 9), bool), action=jnp.zeros((n, group), jnp.int32),
-        policy=jnp.asarray(rng.integers(0, adapters, n), jnp.int32),
+    samples = _from_prompts(
+        tokens[:, skip:], lengths - skip, answers, said, np.float32(-5.0 * mask + 0.1 * noise()), skip=skip,
+        rewards=np.zeros((n, group, 1), np.float32), legal=np.ones((n, group, 9), bool),
+        action=np.zeros((n, group), np.int32), policy=rng.integers(0, adapters, n).astype(np.int32),
     )  # fmt: skip
     return samples.replace(values=flat(noise()), advantages=flat(noise()), returns=flat(noise()))
 
 
 def by_hand(completion_of, n_completions: int | None = None, n_seats: int = 1, **fields) -> Samples:
     """Return rows with these `completion_of`, int [N, X]; other fields default to zero."""
-    completion_of = jnp.asarray(completion_of, jnp.int32)
+    completion_of = np.asarray(completion_of, np.int32)
     (n, width), s = completion_of.shape, n_completions or int(completion_of.max()) + 1
-    zeros, wide = jnp.zeros((n, s), jnp.int32), jnp.zeros((n, width), jnp.float32)
-    lengths = jnp.sum(completion_of[:, None] == jnp.arange(s)[:, None], axis=2).astype(jnp.int32)
+    zeros, wide = np.zeros((n, s), np.int32), np.zeros((n, width), np.float32)
+    lengths = np.sum(completion_of[:, None] == np.arange(s)[:, None], axis=2).astype(np.int32)
     given = dict(
-        tokens=jnp.zeros((n, 1), jnp.int32),
-        positions=jnp.zeros((n, 1), jnp.int32),
-        lengths=jnp.ones((n,), jnp.int32),
+        tokens=np.zeros((n, 1), np.int32),
+        positions=np.zeros((n, 1), np.int32),
+        lengths=np.ones((n,), np.int32),
         policy=zeros[:, 0],
         completion_lengths=lengths,
         truncated=zeros > 0,
@@ -59,14 +61,14 @@ def by_hand(completion_of, n_completions: int | None = None, n_seats: int = 1, *
         group=zeros,
         member=zeros,
         ends=zeros > 0,
-        loss_weights=jnp.ones((n, s)),
-        rewards=jnp.zeros((n, s, n_seats)),
+        loss_weights=np.ones((n, s), np.float32),
+        rewards=np.zeros((n, s, n_seats), np.float32),
         completion_of=completion_of,
-        logits_index=jnp.zeros((n, width), jnp.int32),
-        targets=jnp.zeros((n, width), jnp.int32),
+        logits_index=np.zeros((n, width), np.int32),
+        targets=np.zeros((n, width), np.int32),
         logps=wide,
         values=wide,
         advantages=wide,
         returns=wide,
     )
-    return Samples(**{**given, **fields})
+    return jax.tree.map(jnp.asarray, Samples(**{**given, **fields}))
