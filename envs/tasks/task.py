@@ -196,6 +196,22 @@ class Task:
         return self
 
 
+def check_params(task: Task, choices: Mapping[str, Sequence[str]], ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Raise a ValueError for the first parameter of a task that is out of range.
+
+    Args:
+        task: The task.
+        choices: Possible values by parameter.
+        ranges: Lowest and highest value by parameter.
+    """
+    for name, accepted in choices.items():
+        if getattr(task, name) not in accepted:
+            raise ValueError(f"{name} is {getattr(task, name)!r}, but must be one of: {', '.join(accepted)}")
+    for name, (low, high) in ranges.items():
+        if not low <= getattr(task, name) <= high:
+            raise ValueError(f"{name} is {getattr(task, name)}, but must be between {low} and {high}")
+
+
 def check_split(part: str) -> None:
     """Raise a ValueError if a split does not exist."""
     if part not in SPLITS:

@@ -103,14 +103,15 @@ def run_rounds(rounds: Iterable[Runs], folder: Path, jobs: int) -> tuple[list[st
 
 
 def finish(table: str, folder: Path, text: str, drawing: str, failed: Sequence[str], stopped: bool) -> int:
-    """Write and print the table.
+    """Write and print the table, with a drawing unless it is "".
 
     Returns:
         Exit status: 1 if a run failed, 130 if the command was stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{table}.md").write_text(text, encoding="utf-8")
-    (folder / f"{table}.svg").write_text(drawing, encoding="utf-8")
+    if drawing:
+        (folder / f"{table}.svg").write_text(drawing, encoding="utf-8")
     sys.stdout.write(text)
     for name in failed:
         sys.stderr.write(f"{table}.py: {name} failed; see the end of {folder / name / 'launch.log'}\n")

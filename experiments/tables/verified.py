@@ -33,7 +33,15 @@ from pathlib import Path
 
 from configs import debate, verifier
 from experiments.tables import debate_records as read
-from experiments.tables.command import add_flags, at_least, check_files, read_flags, run_rounds, without_learning
+from experiments.tables.command import (
+    add_flags,
+    at_least,
+    check_files,
+    finish,
+    read_flags,
+    run_rounds,
+    without_learning,
+)
 from experiments.tables.intervals import difference, rate
 from experiments.tables.runs import ROOT, Rate, Runs, episodes
 
@@ -58,13 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_files(TABLE, FILES if flags.model else ())
         with contextlib.closing(plan(flags, passed, folder)) as rounds:
             failed, stopped = run_rounds(rounds, folder, 1)
-    text = table(flags, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{TABLE}.md").write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
-    for name in failed:
-        sys.stderr.write(f"{TABLE}.py: {name} failed; see the end of {folder / name / 'launch.log'}\n")
-    return 130 if stopped else 1 if failed else 0
+    return finish(TABLE, folder, table(flags, folder), "", failed, stopped)
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

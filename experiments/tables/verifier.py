@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from configs import verifier
-from experiments.tables.command import add_flags, read_flags, run_rounds
+from experiments.tables.command import add_flags, finish, read_flags, run_rounds
 from experiments.tables.runs import Runs, is_done
 
 TABLE = "verifier"
@@ -42,13 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags, rest = read_flags(parser, TABLE, argv)
     folder = Path(flags.workdir).absolute()
     failed, stopped = ([], False) if flags.collect else run_rounds(rounds(flags, rest, folder), folder, flags.jobs)
-    text = table(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{TABLE}.md").write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
-    for name in failed:
-        sys.stderr.write(f"verifier.py: {name} failed; see the end of {folder / name / 'launch.log'}\n")
-    return 130 if stopped else 1 if failed else 0
+    return finish(TABLE, folder, table(folder), "", failed, stopped)
 
 
 def rounds(flags: argparse.Namespace, rest: Sequence[str], folder: Path) -> Iterator[Runs]:

@@ -32,7 +32,7 @@ from envs.tasks.hidden_profile.questions import (
     unshared,
 )  # fmt: skip
 from envs.tasks.replies import Reply, Verdict
-from envs.tasks.task import Ask, Outcome, Task, check_split
+from envs.tasks.task import Ask, Outcome, Task, check_params, check_split
 
 FORMS = ("team", "seat", "all")
 MAX_SEATS, MAX_TURNS = 4, 3
@@ -112,16 +112,11 @@ class HiddenProfile(Task):
     continuation: str = "best"
 
     def __post_init__(self):
-        for name, accepted in dict(form=FORMS, continuation=CONTINUATIONS).items():
-            if getattr(self, name) not in accepted:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be one of: {', '.join(accepted)}")
         ranges = dict(
             seats=(2, MAX_SEATS), options=(3, len(LETTERS)), turns=(1, MAX_TURNS), message_limit=(1, 10_000),
             n_train=(1, 10**6), n_validation=(1, 10**6), n_test=(1, 10**6), penalty=(0, 10),
         )  # fmt: skip
-        for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be between {low} and {high}")
+        check_params(self, dict(form=FORMS, continuation=CONTINUATIONS), ranges)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -160,10 +155,7 @@ class HiddenProfile(Task):
         chats = [ask.chat(seat, system=self._system(seat)) for seat in range(self.seats)]
         texts = [self._request(question, seat, (), True) for seat in range(self.seats)]
         replies = await asyncio.gather(*(c.say(t, label="before") for c, t in zip(chats, texts, strict=True)))
-        choices = [read_choice(reply.text, question) for reply in replies]
-        for reply, choice in zip(replies, choices, strict=True):
-            reply.judge(**choice.verdict)
-        return choices
+        return [read_choice(reply.text, question) for reply in replies]
 
     def _judge(self, question: Question, reply: Reply) -> Choice:
         choice = read_choice(reply.text, question)

@@ -25,7 +25,7 @@ from envs.tasks.planning.half_view import SPARE, is_divided, upper
 from envs.tasks.planning.levels import Level, splits
 from envs.tasks.planning.task import KINDS, UNPARSED, Attempt, checked
 from envs.tasks.replies import Reply
-from envs.tasks.task import Ask, Outcome, Task, check_split
+from envs.tasks.task import Ask, Outcome, Task, check_params, check_split
 
 FORMS = ("team", "executor", "all")
 SCOUTS = ("half", "map")
@@ -88,16 +88,11 @@ class HalfBlind(Task):
     continuation: str = "best"
 
     def __post_init__(self):
-        for name, accepted in dict(form=FORMS, scout=SCOUTS, continuation=CONTINUATIONS).items():
-            if getattr(self, name) not in accepted:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be one of: {', '.join(accepted)}")
         ranges = dict(
             turns=(1, MAX_TURNS), message_limit=(1, 10_000), size=(5, 16), n_train=(1, 10**6), n_validation=(1, 10**6),
             n_test=(1, 10**6), progress=(0, 1), penalty=(0, 10),
         )  # fmt: skip
-        for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be between {low} and {high}")
+        check_params(self, dict(form=FORMS, scout=SCOUTS, continuation=CONTINUATIONS), ranges)
 
     @property
     def roles(self) -> tuple[str, ...]:

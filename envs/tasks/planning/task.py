@@ -32,7 +32,7 @@ from envs.tasks.planning.actions import FINAL, PRINTED, read_actions, show
 from envs.tasks.planning.levels import SIZES, Level, splits, variables
 from envs.tasks.replies import CallTimeout, Reply
 from envs.tasks.sandbox import shared_sandbox
-from envs.tasks.task import Ask, Outcome, Task, check_split
+from envs.tasks.task import Ask, Outcome, Task, check_params, check_split
 
 FORMS = ("team", "tool", "plan")
 SANDBOXES = ("auto", "process")
@@ -116,16 +116,11 @@ class Planning(Task):
 
     def __post_init__(self):
         choices = dict(game=tuple(SIZES), form=FORMS, continuation=CONTINUATIONS, sandbox=SANDBOXES)
-        for name, accepted in choices.items():
-            if getattr(self, name) not in accepted:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be one of: {', '.join(accepted)}")
         ranges = dict(
             turns=(1, MAX_TURNS), size=(0, 16), boxes=(1, 5), n_train=(1, 10**6), n_validation=(1, 10**6),
             n_test=(1, 10**6), alpha=(0, 10), progress=(0, 1), penalty=(0, 10), wall=(0.1, 60),
         )  # fmt: skip
-        for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be between {low} and {high}")
+        check_params(self, choices, ranges)
 
     @property
     def roles(self) -> tuple[str, ...]:
