@@ -26,7 +26,7 @@ from marl_jax.agents import answering
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.policy import Policy
 from marl_jax.devices import placement
-from marl_jax.devices.aot import compiler_options_once
+from marl_jax.devices.aot import SharedPrograms, compiler_options_once
 from marl_jax.samples import Samples, row_length
 from models.model import Model
 from models.sharding import param_shardings
@@ -80,6 +80,7 @@ class Backbone:
         seed: Random seed of the run.
         reference: Whether the update compares with the initial policy.
         source: Run that provides the initial weights, or None.
+        programs: Programs of the run.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Backbone:
     seed: int = 0
     reference: bool = False
     source: WeightSource | None = None
+    programs: SharedPrograms = dataclasses.field(default_factory=SharedPrograms)
 
     @property
     def game_prompt(self) -> Prompt:
@@ -127,7 +129,8 @@ class Backbone:
         if self.place is not None:
             return load(self.place, self.model.cfg, dtype, shardings)[1]
         settings = dict(out_shardings=shardings, compiler_options=compiler_options_once())
-        return jax.jit(lambda k: self.model.init(k, dtype), **settings)(key)
+        init = self.programs.get(("model", self.name), lambda: jax.jit(lambda k: self.model.init(k, dtype), **settings))
+        return init(key)
 
     def keys(self) -> jax.Array:
         """Return PRNG keys [2] for the model's parameters and for its adapters."""
@@ -145,7 +148,8 @@ class Backbone:
             return self._sorted(*self.policy.init(params, key, self.reference, adapters))
 
         # Donated, so that a large model is not in memory twice.
-        program = jax.jit(make, donate_argnums=(0, 2), out_shardings=placement.shardings_of(self.abstract()))
+        settings = dict(donate_argnums=(0, 2), out_shardings=placement.shardings_of(self.abstract()))
+        program = self.programs.get(("weights", self.name), lambda: jax.jit(make, **settings))
         return program(self.params(model_key), adapter_key, adapters)
 
     def abstract(self) -> tuple[dict, dict]:

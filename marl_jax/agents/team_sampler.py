@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.agents.team import Backbone, Team
 from marl_jax.devices import placement
+from marl_jax.devices.aot import SharedPrograms
 from marl_jax.errors import RunError
 from marl_jax.sampling.batcher import MEMORY_FRAC, Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
@@ -30,13 +31,22 @@ class TeamSampler(BatcherThread):
     Args:
         team: The team. Policies keep their indices.
         mesh: The run's mesh, arranged for sampling. Each process samples on its part of it.
+        programs: Programs of the run; an engine in them is given new weights.
         memory_frac: Fraction of a device's memory for the KV cache, shared by the batchers.
         **settings: Further arguments of each `Batcher`.
     """
 
-    def __init__(self, team: Team, mesh: Mesh, *, memory_frac: float = MEMORY_FRAC, **settings: Any):
+    def __init__(
+        self,
+        team: Team,
+        mesh: Mesh,
+        *,
+        programs: SharedPrograms | None = None,
+        memory_frac: float = MEMORY_FRAC,
+        **settings: Any,
+    ):
         super().__init__()
-        self.team, self.mesh = team, mesh
+        self.team, self.mesh, self._programs = team, mesh, programs or SharedPrograms()
         self._local = local_mesh(mesh)
         self._settings: dict[str, Any] = settings | dict(memory_frac=memory_frac / len(team.backbones))
 
@@ -75,7 +85,12 @@ class TeamSampler(BatcherThread):
         if policy.lora is not None:
             scale = lora.scales(policy.lora.n, policy.lora.rank, policy.lora.alpha)
             more = dict(adapters=weights["adapters"], lora_scale=scale)
-        engine = Engine(backbone.model, weights["model"], dtype=policy.dtype, mesh=self._local, **more)
+        name = ("engine", backbone.name)
+        known = name in self._programs
+        build = functools.partial(Engine, backbone.model, weights["model"], dtype=policy.dtype, mesh=self._local)
+        engine = self._programs.get(name, lambda: build(**more))
+        if known:
+            engine.update(weights["model"], **more)
         engine.versions = [version] * engine.n_policies
         try:
             batcher = Batcher(engine, tokenizer=backbone.tokenizer, **self._settings)

@@ -19,15 +19,17 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from marl_jax.samples import Samples
 
 log = logging.getLogger(__name__)
+
+Shared = TypeVar("Shared")
 
 WORTH_A_LINE = 5.0  # seconds of compilation that are worth a log message
 
@@ -139,6 +141,26 @@ class Program:
         if self._pending:
             concurrent.futures.wait(self._pending)
             self._pending.clear()
+
+
+class SharedPrograms:
+    """Programs by name, which runs of the same shapes in one process share.
+
+    A jitted function is compiled again for every new function object, even if it computes the same. Runs that differ
+    only in values that their programs take as arguments, such as the seed, therefore use the same objects.
+    """
+
+    def __init__(self):
+        self._programs: dict[Hashable, Any] = {}
+
+    def __contains__(self, name: Hashable) -> bool:
+        return name in self._programs
+
+    def get(self, name: Hashable, make: Callable[[], Shared]) -> Shared:
+        """Return the program of a name, which the first call makes."""
+        if name not in self._programs:
+            self._programs[name] = make()
+        return self._programs[name]
 
 
 @contextlib.contextmanager

@@ -50,10 +50,26 @@ def like_parameters(mesh: Mesh, tree: Any, parameters: Any) -> Any:
     return jax.tree.map_with_path(one, tree)
 
 
-def init_sharded(make: Callable[..., Any], shardings: Callable[[Any], Any], *given: Any) -> Any:
-    """Compute `make(*given)` once, each device computing its own shard."""
-    places = shardings(jax.eval_shape(make, *given))
-    return jax.jit(make, out_shardings=places, compiler_options=compiler_options_once())(*given)
+def init_sharded(
+    make: Callable[..., Any],
+    shardings: Callable[[Any], Any],
+    *given: Any,
+    kept: Callable[[Callable[[], Any]], Any] = lambda jitted: jitted(),
+) -> Any:
+    """Compute `make(*given)` once, each device computing its own shard.
+
+    Args:
+        make: The function.
+        shardings: Maps its result, as shapes, to shardings.
+        *given: Its arguments.
+        kept: Returns the program of an earlier run if there is one, and otherwise that of the function it receives.
+    """
+
+    def jitted():
+        places = shardings(jax.eval_shape(make, *given))
+        return jax.jit(make, out_shardings=places, compiler_options=compiler_options_once())
+
+    return kept(jitted)(*given)
 
 
 def shardings_of(tree: Any) -> Any:

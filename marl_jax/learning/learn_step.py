@@ -20,9 +20,14 @@ from marl_jax.learning.update import Scheduled, TrainState, make_update, update_
 from marl_jax.samples import Samples
 
 
-def optimizer_for(config: ConfigDict):
-    """Build the optimizer of a run."""
-    return make_optimizer(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
+def optimizer_for(config: ConfigDict, lr: jax.Array | float | None = None):
+    """Build the optimizer of a run, with `optim.lr` or another learning rate."""
+    return make_optimizer(_optim(config, lr), config.steps, config.algo.epochs * config.algo.minibatches)
+
+
+def _optim(config: ConfigDict, lr: jax.Array | float | None) -> ConfigDict:
+    """Return `config.optim`, with another learning rate if it is given."""
+    return config.optim if lr is None else ConfigDict({**config.optim, "lr": lr})
 
 
 def averages_of(setup: Any, backbone: Backbone) -> Callable[[dict], dict]:
@@ -33,7 +38,8 @@ def averages_of(setup: Any, backbone: Backbone) -> Callable[[dict], dict]:
 
 def learn_step(
     setup: Any, optimizer, states: dict[str, TrainState], samples: Samples, key: jax.Array,
-    step: jax.Array | int = 0, lr_scale: jax.Array | float = 1.0, accum_multiplier: int = 1,
+    step: jax.Array | int = 0, lr_scale: jax.Array | float = 1.0, lr: jax.Array | float | None = None,
+    accum_multiplier: int = 1,
 ):  # fmt: skip
     """Compute advantages and run the update's epochs for every backbone on its own samples.
 
@@ -45,12 +51,15 @@ def learn_step(
         key: PRNG key for the order of the rows.
         step: Index of the training step, for scheduled values.
         lr_scale: Factor on the learning rate of the run, which a rollback lowers.
+        lr: Learning rate, as an argument, so that runs with other rates use the same program. Replaces the optimizer
+            with that of the run at this rate. None for that of the optimizer, which is `optim.lr`.
         accum_multiplier: Multiplier of `algo.grad_accum_steps`, raised when a minibatch does not fit in memory.
 
     Returns:
         The train states after the update, and metrics.
     """
     config, algorithm, metrics_of = setup.config, setup.algorithm, {}
+    optimizer = optimizer if lr is None else optimizer_for(config, lr)
     algo = dataclasses.replace(setup.algo, grad_accum_steps=setup.algo.grad_accum_steps * accum_multiplier)
     scheduled = scheduled_values(algo, step, config.steps)
     for backbone in setup.trained_backbones:
@@ -73,7 +82,7 @@ def learn_step(
             with jax.named_scope("guard"):
                 state, checked = guard.check(before, state)
             updated |= checked
-        rate = learning_rate(config.optim, config.steps, algo.epochs * algo.minibatches, before.optimizer)
+        rate = learning_rate(_optim(config, lr), config.steps, algo.epochs * algo.minibatches, before.optimizer)
         updated |= {} if rate is None else {"learning_rate": rate * scale}
         updated |= {} if prepared.informative is None else {"informative_share": signal.informative}
         followed = averages.ema_update(policy, state.averages, state.trained, prepared, algo)

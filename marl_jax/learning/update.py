@@ -103,6 +103,7 @@ def new_train_state(
     optimizer: optax.GradientTransformation,
     mesh: Mesh | None = None,
     averages: Callable[[dict], dict] = lambda trained: {},
+    kept: Callable[[Callable[[], Any]], Any] = lambda jitted: jitted(),
 ) -> TrainState:
     """Create the train state before the first update.
 
@@ -112,6 +113,7 @@ def new_train_state(
         optimizer: The optimizer.
         mesh: On a mesh, optimizer state and averages are sharded like their parameters.
         averages: Maps trained weights to their moving averages.
+        kept: See `placement.init_sharded`.
     """
 
     def begin(trained):
@@ -120,7 +122,7 @@ def new_train_state(
     if mesh is None:
         return TrainState(trained, frozen, *begin(trained))
     places = functools.partial(placement.like_parameters, mesh, parameters=trained)
-    return TrainState(trained, frozen, *placement.init_sharded(begin, places, trained))
+    return TrainState(trained, frozen, *placement.init_sharded(begin, places, trained, kept=kept))
 
 
 def n_policies(trained: dict) -> int:

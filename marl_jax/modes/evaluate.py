@@ -40,7 +40,7 @@ def evaluation_of(
         part: Split of the examples of a task. The default selects the best checkpoint during training.
     """
     if isinstance(setup, GameSetup):
-        return GameEvaluation(setup)
+        return setup.programs.get("evaluation", lambda: GameEvaluation(setup))
     return VerifierEvaluation(setup, part) if setup.algorithm.verifies else TaskEvaluation(setup, part)
 
 

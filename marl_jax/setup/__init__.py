@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
+from marl_jax.devices.aot import SharedPrograms
 from marl_jax.setup import games, tasks
 from marl_jax.setup.games import GameSetup
 from marl_jax.setup.parts import Find, Setup, found, models_of
@@ -25,6 +26,7 @@ def make(
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX
     find: Find | None = None,
     workdir: Path | None = None,
+    programs: SharedPrograms | None = None,
 ) -> GameSetup | TaskSetup:
     """Build the parts of a run and check that they fit together, before anything compiles.
 
@@ -34,7 +36,7 @@ def make(
         find: Maps the config of a model to its shape, the location of its weights and its tokenizer. Defaults to
             `found`.
         workdir: Folder of the run, with its checkpoints and the journal of its rollouts.
+        programs: Programs of an earlier run with the same shapes, to share them.
     """
-    if config.task.name:
-        return tasks.make(config, devices, find or found, workdir)
-    return games.make(config, devices, find or found, workdir)
+    make_parts = tasks.make if config.task.name else games.make
+    return make_parts(config, devices, find or found, workdir, SharedPrograms() if programs is None else programs)

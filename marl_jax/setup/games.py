@@ -21,6 +21,7 @@ from marl_jax.agents.seating import BOT, Seating, seat_names
 from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms import ALGORITHMS, settings_from
 from marl_jax.devices import mesh as meshes
+from marl_jax.devices.aot import SharedPrograms
 from marl_jax.errors import ConfigError
 from marl_jax.rollouts.base import GameParts, JittedRollout, RunParts
 from marl_jax.rollouts.conversations.threads import History
@@ -137,7 +138,8 @@ def make(
     config: ConfigDict,
     devices: Sequence[jax.Device] | None,  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX
     find: Find,
-    workdir: Path | None = None,
+    workdir: Path | None,
+    programs: SharedPrograms,
 ) -> GameSetup:
     """Build the parts of a run with a game; see `setup.make` for the arguments."""
     mesh = meshes.make(config, devices)
@@ -152,10 +154,10 @@ def make(
         history = config.env.context == "history"
         return prompt, dict(answers=_answers(config, prompt, tokenizer), rules=prompt.prefix, keeps_cache=history)
 
-    backbones = make_backbones(config, algorithm, mesh, find, environment, workdir)
+    backbones = make_backbones(config, algorithm, mesh, find, environment, workdir, programs)
     _check_tokenizers(config, backbones)
     seating = _seating(config, game, policies)
-    setup = GameSetup(config, mesh, Team(backbones, policies), seating, algorithm, workdir, game=game)
+    setup = GameSetup(config, mesh, Team(backbones, policies), seating, algorithm, workdir, programs, game=game)
     _check_positions(setup)
     return setup
 

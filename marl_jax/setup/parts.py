@@ -18,6 +18,7 @@ from marl_jax.agents.seating import Seating, seat_names
 from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms.algorithm import Algorithm
 from marl_jax.devices import mesh as meshes
+from marl_jax.devices.aot import SharedPrograms
 from marl_jax.errors import ConfigError
 from marl_jax.learning.settings import LearnerSettings
 from marl_jax.rollouts.base import Rollout, RunParts
@@ -45,6 +46,7 @@ class Setup(abc.ABC):
         seating: Policy or bot of every seat and turn.
         algorithm: Algorithm named by `algo.name`.
         workdir: Folder of the run, if any.
+        programs: Programs of the run, which other runs may share.
     """
 
     host: ClassVar[bool]
@@ -55,6 +57,7 @@ class Setup(abc.ABC):
     seating: Seating
     algorithm: Algorithm
     workdir: Path | None = None
+    programs: SharedPrograms = dataclasses.field(default_factory=SharedPrograms)
 
     @property
     @abc.abstractmethod
@@ -173,7 +176,8 @@ def make_backbones(
     mesh: Mesh,
     find: Find,
     environment: Callable[[ModelConfig, Tokenizer], tuple[Any, dict[str, Any]]],
-    workdir: Path | None = None,
+    workdir: Path | None,
+    programs: SharedPrograms,
 ) -> tuple[Backbone, ...]:
     """Build the models of a run.
 
@@ -185,9 +189,10 @@ def make_backbones(
         environment: Maps the shape and tokenizer of a model to the prompts of the game (None for tasks) and to the
             arguments of `Policy` that depend on the environment.
         workdir: Folder of the run; its checkpoints may record the initial weights.
+        programs: Programs of the run.
     """
     return tuple(
-        _backbone(config, algorithm, number, chosen, names, mesh, find, environment, workdir)
+        _backbone(config, algorithm, number, chosen, names, mesh, find, environment, workdir, programs)
         for number, (chosen, names) in enumerate(models_of(config))
     )
 
@@ -202,6 +207,7 @@ def _backbone(
     find: Find,
     environment: Callable[[ModelConfig, Tokenizer], tuple[Any, dict[str, Any]]],
     workdir: Path | None,
+    programs: SharedPrograms,
 ) -> Backbone:
     algo = algorithm.settings.from_config(config.algo)
     cfg, place, tokenizer = find(chosen)
@@ -229,7 +235,7 @@ def _backbone(
     )
     return Backbone(
         names[0], names, learns, chosen, place, built, tokenizer, prompt, policy, mesh,
-        number=number, seed=config.seed, reference=algo.kl_coef > 0, source=source,
+        number=number, seed=config.seed, reference=algo.kl_coef > 0, source=source, programs=programs,
     )  # fmt: skip
 
 

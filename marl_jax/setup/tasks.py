@@ -21,6 +21,7 @@ from marl_jax.agents.team import Team
 from marl_jax.agents.team_sampler import TeamSampler, local_mesh
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.devices import mesh as meshes
+from marl_jax.devices.aot import SharedPrograms
 from marl_jax.errors import ConfigError, RunError, not_divisible
 from marl_jax.rollouts.base import Rollout, RunParts, TaskParts
 from marl_jax.rollouts.host.collate import place
@@ -75,6 +76,7 @@ class TaskSetup(Setup):
         return TeamSampler(
             self.team,
             self.sample_mesh,
+            programs=self.programs,
             rows=c.task.max_num_seqs,
             max_length=c.task.max_length,
             in_flight_updates=c.rollout.in_flight_updates,
@@ -191,7 +193,8 @@ def make(
     config: ConfigDict,
     devices: Sequence[jax.Device] | None,  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX
     find: Find,
-    workdir: Path | None = None,
+    workdir: Path | None,
+    programs: SharedPrograms,
 ) -> TaskSetup:
     """Build the parts of a run with a task; see `setup.make` for the arguments."""
     mesh = meshes.make(config, devices)
@@ -214,12 +217,12 @@ def make(
             )
         return None, dict(answers=free_text(tuple(tokenizer.stop_ids), config.task.max_new_tokens), on_host=True)
 
-    team = Team(make_backbones(config, algorithm, mesh, find, environment, workdir), policies)
+    team = Team(make_backbones(config, algorithm, mesh, find, environment, workdir, programs), policies)
     names = seat_names(config.agents, task.roles)
     seating = Seating(tuple(tuple(policies.index(name) for name in row) for row in names))
     _check_tokenizers(team, seating, task.roles)
     _check_served(task, seating)
-    return TaskSetup(config, mesh, team, seating, algorithm, workdir, task=task)
+    return TaskSetup(config, mesh, team, seating, algorithm, workdir, programs, task=task)
 
 
 def _fixed_shapes(config: ConfigDict) -> bool:

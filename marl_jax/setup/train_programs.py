@@ -24,7 +24,9 @@ from marl_jax.setup.warm_start import MissingWeights
 def at_start(setup: Setup, rollout, optimizer, key: jax.Array) -> tuple[dict[str, TrainState], Any]:
     """Return the initial train states and rollout state, with every array placed on its mesh."""
     states = {
-        b.name: new_train_state(*_initial_weights(b), optimizer, setup.mesh, averages_of(setup, b))
+        b.name: new_train_state(
+            *_initial_weights(b), optimizer, setup.mesh, averages_of(setup, b), kept=_kept(setup, "states", b.name)
+        )
         for b in setup.backbones
     }
     weights = all_weights(states)
@@ -38,7 +40,12 @@ def at_start(setup: Setup, rollout, optimizer, key: jax.Array) -> tuple[dict[str
             state, rows, lambda tree: placement.like_parameters(setup.mesh, tree, parameters=snapshot)
         )
 
-    return states, placement.init_sharded(rollout.init, places, key, weights)
+    return states, placement.init_sharded(rollout.init, places, key, weights, kept=_kept(setup, "rollout state"))
+
+
+def _kept(setup: Setup, *name: str):
+    """Return a function that makes a program, unless another run has made it."""
+    return functools.partial(setup.programs.get, name)
 
 
 def _initial_weights(backbone: Backbone) -> tuple[dict, dict]:
@@ -65,31 +72,35 @@ def programs(setup: Setup, rollout, optimizer, states: dict[str, TrainState], ro
     kept_states = placement.shardings_of(states)
 
     def make_learn(accum_multiplier: int) -> Program:
-        return Program(
+        program = functools.partial(
+            Program,
             functools.partial(learn_step, setup, optimizer, accum_multiplier=accum_multiplier),
             "the update",
             donate_argnums=(0,),
             out_shardings=(kept_states, everywhere),
             compiler_options=compiler_options(),
         )
+        return setup.programs.get(("update", accum_multiplier), program)
 
     learn = AutoMicrobatch(make_learn, setup.algo, meshes.batch_shards(setup.mesh))
     if not rollout.jitted:
         return rollout, learn, rollout.after_update
     kept = placement.shardings_of(rollout_state)
-    roll = Program(
+    roll = functools.partial(
+        Program,
         rollout.__call__,
         "the rollout",
         donate_argnums=(1,),
         out_shardings=(everywhere if setup.mesh.size == 1 else None, kept, everywhere),
         compiler_options=compiler_options(),
     )
-    after_update = jax.jit(rollout.after_update, donate_argnums=(0,), out_shardings=kept)
-    return roll, learn, after_update
+    after_update = functools.partial(jax.jit, rollout.after_update, donate_argnums=(0,), out_shardings=kept)
+    return setup.programs.get("rollout", roll), learn, setup.programs.get("after update", after_update)
 
 
 def compile_ahead(
-    setup: Setup, ahead: AotCompiler, matches, roll: Program, learn: AutoMicrobatch, played: tuple, states, key, step
+    setup: Setup, ahead: AotCompiler, matches, roll: Program, learn: AutoMicrobatch, played: tuple, states, key, step,
+    lr: float,
 ):  # fmt: skip
     """Compile the first step's programs concurrently.
 
@@ -106,6 +117,7 @@ def compile_ahead(
         states: Train states.
         key: Random key of the run.
         step: First step.
+        lr: Learning rate.
     """
     step_key, everywhere = jax.random.fold_in(key, step), placement.replicated(setup.sample_mesh)
     rolled: list[Future] = []
@@ -120,7 +132,7 @@ def compile_ahead(
         else:
             shardings = jax.tree.map(lambda _: everywhere, samples)
         placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-        return states, jax.tree.map(placed, samples, shardings), step_key, step, 1.0
+        return states, jax.tree.map(placed, samples, shardings), step_key, step, 1.0, lr
 
     def begin_playing() -> None:
         with jax.set_mesh(setup.sample_mesh):

@@ -34,7 +34,7 @@ class Trainer:
 
     def __init__(self, setup: Setup):
         self._setup, self._rollout, self._optimizer = setup, setup.rollout, optimizer_for(setup.config)
-        self._key = jax.random.key(setup.config.seed)
+        self._key, self._lr = jax.random.key(setup.config.seed), float(setup.config.optim.lr)
         with self._train_mesh():
             self._states, self._rollout_state = at_start(setup, self._rollout, self._optimizer, self._key)
         self._sampler = SamplerParams(setup.team.sampling_layout, setup.reshards)
@@ -61,7 +61,9 @@ class Trainer:
         assert isinstance(self._play, Program)
         matches = None if evaluation is None else functools.partial(evaluation.compile_ahead, baselines=True)
         played = (self._sampler(self._states), self._rollout_state)
-        compile_ahead(self._setup, self._ahead, matches, self._play, self._learn, played, self._states, self._key, step)
+        compile_ahead(
+            self._setup, self._ahead, matches, self._play, self._learn, played, self._states, self._key, step, self._lr
+        )
 
     def step_key(self, step: int) -> jax.Array:
         """Return the random key of a step."""
@@ -91,7 +93,7 @@ class Trainer:
         """Compute advantages, update every backbone and return metrics."""
         step_key = self.step_key(step)
         with self._train_mesh(), clock.phase("update"):
-            self._states, metrics = self._learn(self._states, samples, step_key, step, lr_scale)
+            self._states, metrics = self._learn(self._states, samples, step_key, step, lr_scale, self._lr)
             metrics = jax.device_get(metrics)
         self._recompiles.look(step + 1, samples, clock.seconds("update"))
         return metrics

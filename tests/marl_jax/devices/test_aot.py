@@ -105,15 +105,15 @@ def test_a_run_begins_with_the_longest_program_where_it_waits_for_all(ahead, mon
     def play(weights, state, key):
         return jnp.broadcast_to(weights + state, 4), key
 
-    def update(weights, samples, key, step, lr_scale):
-        return weights + lr_scale * samples.sum() + step
+    def update(weights, samples, key, step, lr_scale, lr):
+        return weights + lr * lr_scale * samples.sum() + step
 
     programs = Recorded(play, out_shardings=(rows, None)), Recorded(update)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     with Compiled() as compiled:
         compile_ahead(
             SimpleNamespace(mesh=mesh, sample_mesh=mesh), ahead, None, *programs,
-            (jnp.ones(()), jnp.ones(())), jnp.ones(()), jax.random.key(0), 0,
+            (jnp.ones(()), jnp.ones(())), jnp.ones(()), jax.random.key(0), 0, 1e-3,
         )  # fmt: skip
         ahead.wait()
     assert begun == order
