@@ -34,7 +34,8 @@ class GameLog:
 
     def __init__(self, setup: GameSetup):
         self._setup = setup
-        self._table = Match(setup.game, (setup.seated(),), values=True)
+        table = functools.partial(Match, setup.game, (setup.seated(),), values=True)
+        self._table = setup.programs.get("logged games", table)
 
     def __call__(self, params: dict, key: jax.Array, step: int) -> list[GameRecord]:
         """Play and record the games of a step."""
@@ -119,6 +120,7 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         start_svg=start_svg,
         source=source,
         solved=bool(played.success[row]) if played.success is not None else None,
+        roles=tuple(game.seat_names),
     )
 
 

@@ -48,6 +48,7 @@ def record(setup: TaskSetup, episode: Episode, source: str) -> GameRecord:
         source=source,
         solved=None if episode.failed or episode.outcome is None else episode.outcome.success >= 1,
         error=f"{episode.failed}: {episode.error}" if episode.failed else "",
+        roles=tuple(setup.roles),
     )
 
 

@@ -100,11 +100,12 @@ class TaskEvaluation:
 
     def _report(self, row: Mapping[str, Any], records: Sequence[task_scores.Record]) -> None:
         """Log the result of an evaluation, or why it has none."""
-        log.info("evaluation on %s, %s (%d episodes of %d examples)", self._part, intervals.describe(row), row["games"],
+        log.info("evaluation on %s: %s (%d episodes of %d examples)", self._part, intervals.describe(row), row["games"],
                  row["distinct"])  # fmt: skip
         if row["failed"] == row["games"]:
-            log.warning("evaluation on %s, %s: every episode failed, so there is no success rate. The first error: %s",
-                        self._part, row["opponent"], records[0]["error"])  # fmt: skip
+            who = "" if row["opponent"] == "self" else f", {row['opponent']}"
+            log.warning("evaluation on %s%s: every episode failed, so there is no success rate. The first error: %s",
+                        self._part, who, records[0]["error"])  # fmt: skip
 
     def write(self, workdir: Path, step: int) -> None:
         """Write the episodes of the last call, in process 0."""
@@ -144,7 +145,7 @@ def record(episode: Episode, roles: tuple[str, ...], calls: Mapping[str, Any]) -
         return result
     assert outcome is not None
     rewards = episode_metrics.rewards(episode, roles)
-    agents = [rewards[f"reward/agent_{seat}"] for seat in range(len(roles))]
+    agents = [rewards[f"reward/{role}"] for role in roles]
     said = [len(answer.tokens) for chat in episode.chats for one in chat.said for answer in one.answers]
     own = {name: float(value) for name, value in outcome.metrics.items()}
     return result | {

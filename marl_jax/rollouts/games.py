@@ -180,7 +180,7 @@ class GameRollout:
 
     def metrics(self, samples: Samples, finished: Finished) -> dict[str, jax.Array]:
         """Compute metrics of finished games, of completions and of the results against opponents."""
-        played = game_metrics(finished, self.game.competitive, self.game.solvable)
+        played = game_metrics(finished, self.game.seat_names, self.game.competitive, self.game.solvable)
         against = {} if self.opponents is None else self.opponents.metrics(finished)
         return {**played, **against, **answer_metrics(samples, finished.dropped)}
 

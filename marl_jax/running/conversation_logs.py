@@ -72,6 +72,7 @@ class GameRecord:
         source: "train" or "eval".
         solved: Whether a puzzle or task was solved; None for other games.
         error: Reason why an episode failed.
+        roles: Name of each seat.
     """
 
     game: str
@@ -85,6 +86,7 @@ class GameRecord:
     source: str = "train"
     solved: bool | None = None
     error: str = ""
+    roles: tuple[str, ...] = ()
 
     def __post_init__(self):
         if self.outcome not in ("win", "draw", "end", "incomplete"):
@@ -93,11 +95,19 @@ class GameRecord:
             subject = f"winner is {self.winner} with outcome {self.outcome!r} and {len(self.players)} players"
             raise ValueError(f"{subject}, but must be a seat if the outcome is 'win', and -1 otherwise")
 
+    def seat(self, number: int) -> str:
+        """Return the role of a seat, or its number."""
+        return self.roles[number].replace("_", " ") if self.roles else f"player {number}"
+
+    def rewards(self, values: Sequence[float]) -> str:
+        """Return one value per seat in words: "planner +1, executor -0.5"."""
+        return ", ".join(f"{self.seat(number)} {value:+.3g}" for number, value in enumerate(values))
+
     @property
     def result(self) -> str:
         """Description of the outcome."""
         if self.outcome == "win":
-            return f"player {self.winner} ({self.players[self.winner]}) wins"
+            return f"{self.seat(self.winner)} ({self.players[self.winner]}) wins"
         if self.outcome == "end":
             score = statistics.fmean(self.scores)
             how = "ended" if self.solved is None else "solved" if self.solved else "not solved"
@@ -116,7 +126,7 @@ class GameLogs:
     """
 
     def __init__(self, config: ConfigDict, workdir: Path, start: int = 0, main: bool = True):
-        self._config, self._main, self._full = config, main, False
+        self._config, self._main, self._full, self._is_task = config, main, False, bool(config.task.name)
         self._reported: set[Path] = set()  # files whose errors have been reported
         if not main:
             return
@@ -146,14 +156,16 @@ class GameLogs:
         if not self._main or self._is_full():
             return
         for number, game in enumerate(games[: self._config.log.games]):
-            title = f"\n{RULE}\nstep {step}, {game.source} game {number}: {game.game}, {_seats(game.players)}\n{RULE}\n"
+            what = f"{game.source} {'episode' if self._is_task else 'game'} {number}: {game.game}"
+            title = f"\n{RULE}\nstep {step}, {what}, {_seats(game)}\n{RULE}\n"
             self._append(self._results, title + "".join(_results(game)))
             self._append(self._conversation, title + "".join(_conversation(game)))
             row = {"step": step, **dataclasses.asdict(game), "result": game.result}
             self._records.write(row)
             self._rounds.append(_round(row))
         try:
-            replace_text(self._summary, summary(self._config.model.name, self._rounds))
+            text = (task_summary if self._is_task else summary)(self._config.model.name, self._rounds)
+            replace_text(self._summary, text)
         except OSError as error:
             if self._summary not in self._reported:
                 log.warning("%s: %s", self._summary, error.strerror)
@@ -210,36 +222,55 @@ def summary(model: str, rounds: Sequence[Mapping]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def task_summary(model: str, rounds: Sequence[Mapping]) -> str:
+    """Return the summary of a task: episodes, successes and rewards of each role."""
+    finished = [row for row in rounds if row["outcome"] != "incomplete"]
+    lines = [f"Episodes of {model}: {len(rounds)} written out", ""]
+    lines += [f"  {sum(bool(row['solved']) for row in finished):6d}  solved"]
+    lines += [f"  {sum(not row['solved'] for row in finished):6d}  not solved"]
+    lines += [f"  {len(rounds) - len(finished):6d}  failed"] if len(finished) < len(rounds) else []
+    names = list(dict.fromkeys(name for row in finished for name in row["players"]))
+    lines += ["", f"  {'role':24s} {'episodes':>8s} {'mean reward':>12s}"] if names else []
+    for name in names:
+        scores = [s for row in finished for s, who in zip(row["scores"], row["players"], strict=True) if who == name]
+        lines.append(f"  {name:24s} {len(scores):8d} {statistics.fmean(scores):12.3f}")
+    if rounds:
+        lines += ["", f"  {statistics.fmean(row['moves'] for row in rounds):.1f} turns an episode"]
+        lines += [f"  {sum(row['errors'] for row in rounds)} completions that could not be used"]
+        lines += [f"  last written at step {rounds[-1]['step']}"]
+    return "\n".join(lines) + "\n"
+
+
 def _round(row: Mapping) -> dict:
     """Return the fields of a game that the summary needs."""
     moves = row["moves"]
     errors = sum(bool(move["error"]) for move in moves)
     kept = {key: row[key] for key in ("step", "players", "outcome", "winner", "scores")}
-    return {**kept, "moves": len(moves), "errors": errors}
+    return {**kept, "solved": row.get("solved"), "moves": len(moves), "errors": errors}
 
 
-def _seats(players: Sequence[str]) -> str:
-    return ", ".join(f"player {seat} is {name}" for seat, name in enumerate(players))
+def _seats(game: GameRecord) -> str:
+    seats = [(game.seat(number), name) for number, name in enumerate(game.players)]
+    return ", ".join(name if name.startswith(seat) else f"{seat} is {name}" for seat, name in seats)
 
 
 def _results(game: GameRecord):
     if game.start_board:
         yield game.start_board + "\n\n"
     for turn, move in enumerate(game.moves):
-        paid = f", reward {' '.join(f'{r:g}' for r in move.reward)}" if any(move.reward) else ""
-        yield f"turn {turn}: player {move.player} {_done(move)}{paid}{_error(move)}\n"
+        gained = f"; reward: {game.rewards(move.reward)}" if any(move.reward) else ""
+        yield f"turn {turn}: {game.seat(move.player)} {_done(move)}{gained}{_error(move)}\n"
         yield f"{move.board}\n\n" if move.board else ""
-    scores = " ".join(f"{score:g}" for score in game.scores)
-    yield f"result: {game.result}; scores {scores}; {len(game.moves)} moves\n"
+    yield f"result: {game.result}; scores: {game.rewards(game.scores)}; {len(game.moves)} moves\n"
 
 
 def _conversation(game: GameRecord):
     for turn, move in enumerate(game.moves):
         took = "" if move.seconds is None else f" ({move.seconds:.3f} s)"
-        yield f"\n[turn {turn}, player {move.player}] prompt\n{move.prompt}\n"
-        yield f"[turn {turn}, player {move.player}] answer{took}\n{move.answer}\n"
+        head = f"[turn {turn}, {game.seat(move.player)}]"
+        yield f"\n{head} prompt\n{move.prompt}\n{head} answer{took}\n{move.answer}\n"
         if move.action or move.error:
-            yield f"[turn {turn}, player {move.player}] {_done(move)}{_error(move)}\n"
+            yield f"{head} {_done(move)}{_error(move)}\n"
 
 
 def _done(move: Move) -> str:

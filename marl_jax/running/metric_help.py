@@ -7,6 +7,7 @@ also logged per policy, with its name after a slash (`loss/planner`).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 TRAINING: dict[str, dict[str, str]] = {
     "Episodes": {
@@ -21,8 +22,8 @@ TRAINING: dict[str, dict[str, str]] = {
         "draws": "Share of games that ended in a draw",
         "game_length": "Mean number of turns of a finished game",
         "reward/team": "Mean reward of the team per episode",
-        "reward/agent_*": "Mean individual reward of this seat per episode",
         "reward/process": "Mean process reward per episode: rewards for single turns, such as format rewards",
+        "reward/*": "Mean individual reward of this role (`seat_N` if seats have no names) per episode",
         "versus/*": "Mean score against this opponent: 1 for a win, 0.5 for a draw",
         "difficulty": "Mean difficulty level of the curriculum",
         "task/*": "Mean of a metric that the task reports about its episodes",
@@ -103,7 +104,21 @@ EVALUATION: dict[str, str] = {
     "loss_rate": "Share of games lost",
     "win_rate_seat_*": "Share of games won from this seat",
     "payoff": "Mean payoff per game",
-    "success": "Share of episodes solved",
+    "success": "Share of episodes that solved their task; pass@1 with several samples per example",
+    "reward": "Mean reward of the team and its roles per episode",
+    "pass@*": "Share of examples with at least one right sample among this many",
+    "maj@*": "Success of the most common answer among this many samples",
+    "best_by_score@*": "Success of the sample with the highest score of the task",
+    "best_by_reward@*": "Success of the sample with the highest reward",
+    "right/*/*": "Share of right completions of this role at this turn",
+    "accuracy": "Share of held-out demonstrations, or of verdicts, that are right",
+    "accuracy/*": "The same for one kind of move",
+    "precision/*": "Share of the moves of this kind that the expert makes, too",
+    "distinct": "Number of distinct games or examples, which decides the width of intervals",
+    "failed": "Number of episodes that ended without an outcome",
+    "failed/*": "Number of failed episodes with this cause",
+    "nash_conv": "Sum of the gains of best responses in all seats, computed over the full game tree",
+    "payoff_seat_*": "Expected payoff of this seat if all seats play the policy, computed over the full game tree",
     "game_length": "Mean number of turns",
     "exploitability": "Mean gain of best responses to both seats of the policy, computed over the full game tree",
     "*_low": "Lower end of the confidence interval (`eval.confidence`)",
@@ -112,10 +127,16 @@ EVALUATION: dict[str, str] = {
 """Metrics of `eval.jsonl`."""
 
 
-def explain(name: str) -> str | None:
-    """Return the explanation of a training metric, with or without the name of a policy."""
+def explain(name: str, known: Mapping[str, str] | None = None) -> str | None:
+    """Return the explanation of a metric, with or without the name of a policy.
+
+    Args:
+        name: Name of the metric.
+        known: Explanations by name, such as `EVALUATION`; None for training metrics.
+    """
+    groups = TRAINING.values() if known is None else (known,)
     for candidate in (name, name.rpartition("/")[0]):
-        for group in TRAINING.values():
+        for group in groups:
             for pattern, text in group.items():
                 if re.fullmatch(re.escape(pattern).replace(r"\*", "[^/]+"), candidate):
                     return text

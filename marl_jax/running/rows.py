@@ -62,6 +62,7 @@ def is_game(row: dict[str, Any]) -> bool:
         and isinstance(row.get("winner"), int)
         and _are(row.get("scores"), is_number)
         and len(row["scores"]) == len(players)
+        and _are(row.get("roles", []), lambda x: isinstance(x, str))
         and all(_is_text(row.get(key)) for key in ("start_svg", "start_board"))
         and _are(row.get("moves"), _is_move)
     )

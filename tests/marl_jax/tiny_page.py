@@ -20,7 +20,7 @@ CONFIG = {"env": {"name": "tic_tac_toe"}, "task": {"name": ""}, "model": {"name"
 
 def metrics(step):
     """A row of metrics.jsonl."""
-    return {"step": step, "time": 1e9 + 60 * step, "entropy": 1 / (1 + step), "reward/agent_0": step / 10}
+    return {"step": step, "time": 1e9 + 60 * step, "entropy": 1 / (1 + step), "reward/seat_0": step / 10}
 
 
 def game(step, answer=MARKUP):

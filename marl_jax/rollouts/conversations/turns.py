@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -132,11 +133,14 @@ class Finished:
     dropped: jax.Array | None = None
 
 
-def game_metrics(finished: Finished, competitive: bool, solvable: bool = False) -> dict[str, jax.Array]:
+def game_metrics(
+    finished: Finished, seats: Sequence[str], competitive: bool, solvable: bool = False
+) -> dict[str, jax.Array]:
     """Compute scalar metrics of the games that ended; means are over games.
 
     Args:
         finished: Results of the games.
+        seats: Names of the seats.
         competitive: Whether seats play against each other.
         solvable: Whether games are puzzles, which are solved if they reward the team. AT-GRPO continues with the best
             candidate, so its `success` is higher than that of the policy alone.
@@ -154,8 +158,8 @@ def game_metrics(finished: Finished, competitive: bool, solvable: bool = False) 
         "reward/team": mean(finished.total.team),
         "reward/process": mean(jnp.mean(finished.total.process, axis=-1)),
     }
-    for seat in range(agent.shape[-1]):
-        metrics[f"reward/agent_{seat}"] = mean(agent[..., seat])
+    for seat, name in enumerate(seats):
+        metrics[f"reward/{name}"] = mean(agent[..., seat])
     if competitive:
         metrics["draws"] = mean(jnp.all(agent == 0, axis=-1))
     if solvable:

@@ -63,13 +63,13 @@ def rewards(episode: Episode, roles: Sequence[str]) -> dict[str, float]:
 
     Rewards of candidates are averaged.
     """
-    paid = {"reward/team": 0.0, "reward/process": 0.0, **{f"reward/agent_{seat}": 0.0 for seat in range(len(roles))}}
+    paid = {"reward/team": 0.0, "reward/process": 0.0, **{f"reward/{role}": 0.0 for role in roles}}
     for chat in episode.chats:
         for said in chat.said:
             for reply in said.replies:
                 paid["reward/team"] += reply.rewards.team / len(said.replies)
                 paid["reward/process"] += reply.rewards.process / len(said.replies) / len(roles)
-                paid[f"reward/agent_{chat.seat}"] += reply.rewards.agent / len(said.replies)
+                paid[f"reward/{roles[chat.seat]}"] += reply.rewards.agent / len(said.replies)
     return paid
 
 

@@ -36,7 +36,11 @@ def test_agents_beyond_the_trained_get_their_policies_in_turn(tmp_path):
 
     train.train(config, tmp_path)
     (row,) = read_json_lines(tmp_path / "metrics.jsonl")
-    assert row["completions"] == row["completions_trained"] == 4 * 2 * 2 and "reward/agent_2" not in row
+    assert (
+        row["completions"] == row["completions_trained"] == 4 * 2 * 2
+        and "reward/ben" in row
+        and "reward/cleo" not in row
+    )
     evaluated = read_json_lines(tmp_path / "eval.jsonl")[-1]
     assert {"right/ada/turn_2", "right/cleo/turn_2", "vote_turn_1", "wrong_to_right"} <= set(evaluated)
     first = read_json_lines(sorted((tmp_path / "answers").iterdir())[-1])[0]

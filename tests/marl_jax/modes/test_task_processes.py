@@ -81,7 +81,7 @@ def test_two_processes_train_to_the_parameters_of_one(tmp_path):
         for name in (
             "success",
             "reward/team",
-            "reward/agent_1",
+            "reward/editor",
             "completion_length",
             "completions_trained",
             "task/length",

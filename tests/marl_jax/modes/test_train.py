@@ -150,7 +150,7 @@ def test_a_run_leaves_metrics_games_and_a_report(finished):
     rows = read_json_lines(workdir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     wanted = {
-        "reward/team", "reward/agent_0", "reward/process", "entropy", "clip_frac_low", "clip_frac_high", "ratio",
+        "reward/team", "reward/seat_0", "reward/process", "entropy", "clip_frac_low", "clip_frac_high", "ratio",
         "approx_kl", "grad_norm", "prompt_length", "completion_length",
         "parse_failure_rate", "explained_variance", "tokens_per_s",
         "games_per_s", "seconds/rollout", "seconds/update", "logprob_diff", "value_loss", "policy_loss", "skipped",

@@ -313,11 +313,11 @@ def test_frozen_policies_give_no_samples():
 
 def test_metrics_count_games():
     params, start, _, finished, _ = played()
-    metrics = jax.device_get(game_metrics(finished, competitive=True))
-    assert "draws" in metrics and "draws" not in game_metrics(finished, competitive=False)
+    metrics = jax.device_get(game_metrics(finished, ("planner", "executor"), competitive=True))
+    assert "draws" in metrics and "draws" not in game_metrics(finished, ("planner", "executor"), competitive=False)
     assert metrics["games"] == np.asarray(finished.ended).sum()
     assert 5 <= metrics["game_length"] <= 9
-    assert metrics["reward/agent_0"] == pytest.approx(-metrics["reward/agent_1"])
+    assert metrics["reward/planner"] == pytest.approx(-metrics["reward/executor"])
     # Calling the rollout plays the same games with a separate key, and counts the tokens.
     samples, state, found = jax.device_get(
         jax.jit(program().__call__)(params, GameRolloutState(start), jax.random.key(1))

@@ -36,7 +36,7 @@ def test_the_three_files_say_what_they_should(config, tmp_path):
     logs.close()
     text = next((tmp_path / "logs").glob("game_results_2*.log")).read_text()
     assert "turn 0: player 0 plays 5" in text and ". X ." in text
-    assert "result: player 1 (random) wins; scores 1 -1; 2 moves" in text
+    assert "result: player 1 (random) wins; scores: player 0 +1, player 1 -1; 2 moves" in text
     text = next((tmp_path / "logs").glob("llm_conversation_2*.log")).read_text()
     assert "You are X.\nYour move:" in text and "answer (0.250 s)\n5" in text and "! no legal move" in text
     text = (tmp_path / "logs" / "game_summary_org-some-model.txt").read_text()
@@ -44,6 +44,26 @@ def test_the_three_files_say_what_they_should(config, tmp_path):
     main = next(line.split() for line in text.splitlines() if line.split()[:1] == ["main"])
     assert main == ["main", "2", "1", "0", "1", "1.000"]
     assert len(read_json_lines(tmp_path / "games.jsonl")) == 2
+
+
+def test_logs_of_a_task_count_episodes_and_name_roles(config, tmp_path):
+    config.task.name = "arithmetic"
+    move = Move(1, "Check 4.", "It is right.", "", (1.0, 0.25))
+    episodes = [
+        GameRecord("arithmetic", ("solver (tiny)", "checker (tiny)"), (move,), how, (1.0, 0.25), solved=solved,
+                   roles=("solver", "checker"))
+        for how, solved in (("end", True), ("incomplete", None))
+    ]  # fmt: skip
+    logs = GameLogs(config, tmp_path)
+    logs.write(5, episodes)
+    logs.close()
+    text = next((tmp_path / "logs").glob("game_results_2*.log")).read_text()
+    assert "step 5, train episode 0: arithmetic, solver (tiny), checker (tiny)" in text
+    assert "turn 0: checker answers 'It is right.'; reward: solver +1, checker +0.25" in text
+    assert "[turn 0, checker] prompt" in next((tmp_path / "logs").glob("llm_conversation_2*.log")).read_text()
+    words = (tmp_path / "logs" / "game_summary_org-some-model.txt").read_text().split("\n")
+    assert [" ".join(line.split()) for line in words[2:5]] == ["1 solved", "0 not solved", "1 failed"]
+    assert not any("win" in line or "player" in line for line in words)
 
 
 def test_a_resumed_run_goes_on_with_the_summary(config, tmp_path):

@@ -90,7 +90,7 @@ def test_rewards_are_the_teams_on_the_last_answer_and_a_roles_on_its_own():
     assert samples.rewards[0, 0].tolist() == [0, 0]  # of the solver's answer, to solver and verifier
     team = metrics["reward/team"]
     np.testing.assert_allclose(samples.rewards[1, 0], [team, team + 0.25])
-    assert 0 <= team <= 1 and metrics["success"] == pytest.approx(team) and metrics["reward/agent_1"] == 0.25
+    assert 0 <= team <= 1 and metrics["success"] == pytest.approx(team) and metrics["reward/verifier"] == 0.25
     assert metrics["task/rounds"] == 1
 
 
