@@ -3,6 +3,7 @@
     marl-jax --config=tic_tac_toe_selfplay                                  # an experiment of the package, by name
     marl-jax --config=hanabi_selfplay:smollm2 --config.optim.lr=1e-5 --workdir=runs/mine
     marl-jax --config=my_experiment.py                                      # a file
+    marl-jax --config=tic_tac_toe_selfplay --seeds=0,1,2 --sweep.optim.lr=2e-3,5e-4     # six runs in one process
     marl-jax --workdir=runs/mine --mode=report
     marl-jax --config=plan_path --mode=config                               # print all fields
 
@@ -26,7 +27,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.errors import ConfigError, LostProcess, user_errors
 from marl_jax.running import console
-from marl_jax.schema import flags, stages
+from marl_jax.schema import flags, stages, sweeps
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ MODES = {  # mode: function and its arguments
     "compile": ("marl_jax.modes.compile:main", ("config", "workdir", "topology")),
     "config": ("marl_jax.modes.config:main", ("config",)),
 }
+SWEEP = ("marl_jax.modes.sweep:main", ("members", "workdir"))  # --mode=train with --seeds or --sweep
 TRAINED = ("eval", "play", "export")  # modes that load a trained run, whose models may start from a first stage
 TOGETHER = ("train", "eval")  # modes that may run with several processes
 
@@ -69,20 +71,24 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         check_mode(argv)
+        grid, argv = sweeps.take(argv)
         command = flags.parse(argv, tuple(MODES))
-        values, config, name = command.values, command.config, command.name
+        values, config = command.values, command.config
+        name = command.name + ("-sweep" if grid and command.name else "")
         workdir = Path(values.workdir or Path("runs") / name).expanduser().absolute()
         config.name = config.name or name or workdir.name
         config.log.profile = config.log.profile or values.profile
         if values.mode == "compile":
             prepare_to_compile(values.topology)
         console.set_up(None, verbose=values.verbose)  # checks that generate levels log their progress
+        members = prepare_sweep(grid, argv, values.mode, config, workdir) if grid else []
         config = prepare(config, values.mode, workdir, values.compilation_cache)
         process = start_processes(config, values.mode)
         console.set_up(workdir if values.mode == "train" else None, verbose=values.verbose, process=process)
         for warning in command.warnings:
             log.warning("%s", warning)
-        start(values.mode, dict(config=config, workdir=workdir, topology=values.topology))
+        given = dict(config=config, workdir=workdir, topology=values.topology, members=members)
+        start("sweep" if members else values.mode, given)
     except ConfigError as error:
         return complain(error, status=2)
     except LostProcess as error:
@@ -142,6 +148,22 @@ def prepare(config: ConfigDict, mode: str, workdir: Path, cache: str) -> ConfigD
     return stages.started(config, workdir) if mode in TRAINED else config
 
 
+def prepare_sweep(grid: dict, argv: list[str], mode: str, config: ConfigDict, workdir: Path) -> list[sweeps.Member]:
+    """Return the members of a sweep, each with a checked config."""
+    from marl_jax.schema import validate  # imported here because the registry of games imports JAX
+
+    def parse(overrides: list[str]) -> ConfigDict:
+        member = flags.parse([*argv, *overrides], tuple(MODES)).config
+        member.name, member.log.profile = config.name, config.log.profile
+        return member
+
+    sweeps.check_mode(mode, config)
+    members = sweeps.members(grid, parse)
+    for member in members:
+        validate.check(member.config, mode, workdir / member.name)
+    return members
+
+
 def prepare_to_compile(name: str) -> None:
     """Check the topology and configure JAX for it, before JAX initializes its devices."""
     from marl_jax.dryrun import topology
@@ -171,7 +193,7 @@ def start_processes(config: ConfigDict, mode: str) -> int:
 
 def start(mode: str, given: dict) -> Any:
     """Import the function of a mode, call it and return its result."""
-    target, arguments = MODES[mode]
+    target, arguments = SWEEP if mode == "sweep" else MODES[mode]
     module, function = target.split(":")
     call = functools.partial(getattr(importlib.import_module(module), function), *(given[name] for name in arguments))
     if not given["config"].distributed.enabled or mode not in TOGETHER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -73,6 +74,17 @@ def bootstrap(
     return Interval(float(values.mean()), float(low), float(high))
 
 
+def student(values, confidence: float = 0.95) -> Interval:
+    """Compute Student's t interval of a mean, for few values such as those of seeds.
+
+    The interval of a single value has no width.
+    """
+    values = _values(values)
+    mean, n = float(values.mean()), values.size
+    half = _t(confidence, n - 1) * float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else 0.0
+    return Interval(mean, mean - half, mean + half)
+
+
 def elo(scores, games, prior_games: float = 1.0, mean: float = 1000.0) -> np.ndarray:
     """Compute Elo ratings by maximum likelihood (Bradley-Terry; a draw counts ½).
 
@@ -115,6 +127,19 @@ def _z(confidence: float) -> float:
     return statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
+def _t(confidence: float, freedom: int) -> float:
+    """Return t such that Student's distribution is within ±t with a probability of `confidence`."""
+    low, high = 0.0, math.pi / 2  # of the angle whose tangent is t / sqrt(freedom)
+    for _ in range(60):
+        angle = (low + high) / 2
+        term, terms = (1.0, 0.0) if freedom % 2 == 0 else (math.cos(angle), 0.0)
+        for i in range(2 + freedom % 2, freedom + 1, 2):
+            terms, term = terms + term, term * math.cos(angle) ** 2 * (i - 1) / i
+        inside = math.sin(angle) * terms if freedom % 2 == 0 else 2 / math.pi * (angle + math.sin(angle) * terms)
+        low, high = (angle, high) if inside < confidence else (low, angle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
 def _distinct(n: int, distinct: int | None) -> int:
     if distinct is not None and not 0 < distinct <= n:
         raise ValueError(f"distinct is {distinct}, but must be from 1 to the number of values ({n})")
@@ -132,16 +157,18 @@ def describe(row: Mapping[str, Any]) -> str:
     """Describe a row of an evaluation in a line of about `LINE` characters.
 
     The first metric is shown with its interval, the others without. Metrics of single seats are left out, and so are
-    the last ones if they do not fit. The number of failed episodes always comes last.
+    the last ones if they do not fit. The number of failed episodes always comes last. A row of a task has a `part`, the
+    split, and no opponent if the trained policies play.
     """
+    who = "" if "part" in row and row["opponent"] == "self" else f"{row['opponent']}: "
     names = [name for name in row if f"{name}_low" in row and "_seat_" not in name]
     failed = failures(row)
     if not names:
-        return f"{row['opponent']}: {failed}" if failed else str(row["opponent"])
+        return f"{who}{failed}" if failed else str(row["opponent"])
     first, *others = names
     words = [f"{first.replace('_', ' ')} {Interval(row[first], row[f'{first}_low'], row[f'{first}_high'])}"]
     words += [f"{name.removesuffix('_rate').replace('_', ' ')} {row[name]:.3f}" for name in others]
-    line, shown = f"{row['opponent']}: {words[0]}", 1
+    line, shown = f"{who}{words[0]}", 1
     more = ", …"
     while shown < len(words) and len(line) + len(words[shown]) + 2 + len(more) * (shown + 1 < len(words)) <= LINE:
         line, shown = f"{line}, {words[shown]}", shown + 1

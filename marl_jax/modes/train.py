@@ -15,6 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
+from marl_jax.devices.aot import SharedPrograms
 from marl_jax.errors import RunError
 from marl_jax.evaluation.outputs import RunOutputs
 from marl_jax.modes import evaluate, report
@@ -42,26 +43,30 @@ Runs = tuple[tuple[ConfigDict, Path], ...]
 def train(config: ConfigDict, workdir: Path) -> None:
     """Train a run and its first stage, resuming each from its newest checkpoint."""
     with GracefulStop() as stop:
-        _train_stages(config, workdir, stop)
+        train_stages(config, workdir, stop, SharedPrograms())
 
 
-def _train_stages(config: ConfigDict, workdir: Path, stop: GracefulStop, after: Runs = ()) -> bool:
+def train_stages(
+    config: ConfigDict, workdir: Path, stop: GracefulStop, programs: SharedPrograms, after: Runs = ()
+) -> bool:
     """Train a run after its first stage and return whether all steps are done.
 
     Args:
         config: Config of the run.
         workdir: Folder of the run.
         stop: Tells whether the user has stopped the run.
+        programs: Programs of earlier runs with the same shapes.
         after: Runs that start from this one.
     """
     stage, folder = stages.first_stage(config), workdir / stages.FOLDER
     if stage is not None and not _has_checkpoint(workdir) and not all_steps_done(folder, stage.steps, stage.stop_when):
         setups.make(config, workdir=folder)  # fail before the first stage, not after it
         log.info("first stage: %s, %d steps, in %s", stage.algo.name, stage.steps, folder)
-        if not _train_stages(stage, folder, stop, ((config, workdir), *after)):
+        earlier = programs.get("first stage", SharedPrograms)
+        if not train_stages(stage, folder, stop, earlier, ((config, workdir), *after)):
             return False
         log.info("the first stage is done: %s, %d steps", config.algo.name, config.steps)
-    setup = setups.make(stages.started(config, workdir), workdir=workdir)
+    setup = setups.make(stages.started(config, workdir), workdir=workdir, programs=programs)
     with workdir_lock(workdir):
         if jax.process_index() == 0:
             for waiting, place in after:  # so that the run can be resumed from its folder alone

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -59,6 +60,12 @@ def _only_ours(kind: type[BaseException], error: BaseException, traceback: Trace
         sys.__excepthook__(kind, error, traceback)
 
 
+def _with_format(handler: logging.Handler) -> logging.Handler:
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
+    handler.addFilter(_worth_reading)
+    return handler
+
+
 def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> None:
     """Send log lines to the terminal and, with a folder, to its `run.log`.
 
@@ -69,15 +76,25 @@ def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> Non
     if workdir is not None and process == 0:
         workdir.mkdir(parents=True, exist_ok=True)
         handlers.append(_RunLog(workdir / "run.log"))
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
-        handler.addFilter(_worth_reading)
     sys.excepthook = _only_ours
     root = logging.getLogger()
-    root.handlers[:] = handlers
+    root.handlers[:] = map(_with_format, handlers)
     root.setLevel(logging.WARNING)
     for name in ("marl_jax", "envs.games"):
         logging.getLogger(name).setLevel(level)
+
+
+@contextlib.contextmanager
+def also_log_to(workdir: Path) -> Iterator[None]:
+    """Send log lines to the `run.log` of another folder, too."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    handler = _with_format(_RunLog(workdir / "run.log"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 def note(level: int, message: str, *values: object) -> None:
@@ -87,14 +104,26 @@ def note(level: int, message: str, *values: object) -> None:
             handler.handle(logging.LogRecord(log.name, level, __file__, 0, message, values, None))
 
 
+BAR_FORMAT = "{percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+"""The bar keeps its width; metrics after it are cut off at the end of the line."""
+
+
 class Progress:
-    """A progress bar with the most important metrics, or periodic log lines without a terminal."""
+    """A progress bar with the most important metrics, or periodic log lines without a terminal.
+
+    Both show the remaining time. In log lines it is estimated without the first step, which compiles.
+    """
 
     def __init__(self, steps: int, start: int = 0, enabled: bool = True, every_seconds: float = 15.0):
         self._steps, self._every, self._last = steps, every_seconds, -float("inf")
         self._enabled = enabled
         terminal = enabled and sys.stderr.isatty()
-        self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if terminal else None
+        self._begun: tuple[int, float] | None = None  # the first step, and when it ended
+        self._bar = (
+            tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, bar_format=BAR_FORMAT)
+            if terminal
+            else None
+        )
         if self._bar is not None:  # tqdm uses the wall clock, which may be set back
             self._bar._time = time.monotonic  # pyright: ignore[reportAttributeAccessIssue] (not in the stub)
             self._bar.start_t = self._bar.last_print_t = time.monotonic()
@@ -107,7 +136,17 @@ class Progress:
             self._bar.update(step - self._bar.n)
         elif self._enabled and (time.monotonic() - self._last >= self._every or step == self._steps):
             self._last = time.monotonic()
-            log.info("step %d/%d  %s", step, self._steps, "  ".join(f"{k} {v}" for k, v in words.items()))
+            shown = "  ".join(f"{k} {v}" for k, v in words.items())
+            log.info("step %d/%d%s  %s", step, self._steps, self._remaining(step), shown)
+        self._begun = self._begun or (step, time.monotonic())
+
+    def _remaining(self, step: int) -> str:
+        """Return the remaining time in words, or "" after the first and the last step."""
+        if self._begun is None or step in (self._begun[0], self._steps):
+            return ""
+        first, then = self._begun
+        seconds = (self._steps - step) * (time.monotonic() - then) / (step - first)
+        return f", {tqdm.format_interval(seconds)} left"
 
     def close(self) -> None:
         """Close the bar and leave it on the terminal."""

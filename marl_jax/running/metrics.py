@@ -95,7 +95,7 @@ class MetricsWriter:
     """
 
     def __init__(self, config: ConfigDict, workdir: Path, start: int = 0, main: bool = True):
-        self._every, self._steps = config.log.every, config.steps
+        self._every, self._steps, self._is_task = config.log.every, config.steps, bool(config.task.name)
         self._sinks: list = []
         self._main = main
         self._results: dict[str, dict[str, float]] = {}  # by opponent
@@ -138,8 +138,10 @@ class MetricsWriter:
             self._evals.write({"step": step, "time": time.time(), **row})
             first = next((name for name in row if f"{name}_low" in row), None)
             shown = ([] if first is None else [first]) + ["failed"] * bool(row.get("failed"))
-            self._results[row["opponent"]] = {f"{row['opponent']}/{name}": float(row[name]) for name in shown}
-            numbers = {f"eval/{row['opponent']}/{k}": float(v) for k, v in row.items() if isinstance(v, int | float)}
+            alone = self._is_task and row["opponent"] == "self"  # a task has no opponent
+            prefix, tag = ("eval", "eval") if alone else (row["opponent"], f"eval/{row['opponent']}")
+            self._results[row["opponent"]] = {f"{prefix}/{name}": float(row[name]) for name in shown}
+            numbers = {f"{tag}/{k}": float(v) for k, v in row.items() if isinstance(v, int | float)}
             self._pass_on(step, numbers)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@
     --config.FIELD=VALUE                     override of one field
     --config.plugins=MODULE[,MODULE]         modules to import before names are looked up
     --config.algo.name=NAME                  another algorithm; its defaults apply before other overrides
+    --seeds=0,1,2 --sweep.FIELD=VALUE,VALUE  several runs in one command (`sweeps.py`)
 
 Field names are checked before ml_collections parses the values, because its errors are tracebacks.
 """
@@ -60,6 +61,7 @@ def define(config: ConfigDict, argv: list[str], modes: Sequence[str]) -> flags.F
     config_flags.DEFINE_config_dict("config", config, flag_values=v, sys_argv=argv)
     flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/NAME[-VARIANT])", flag_values=v)
     flags.DEFINE_string("mode", "train", f"One of {', '.join(modes)}", flag_values=v)
+    flags.DEFINE_string("seeds", "", "Seeds of several runs, such as 0,1,2; see also --sweep.FIELD", flag_values=v)
     flags.DEFINE_string("topology", "", "Target hardware of --mode=compile, such as v5e:4x4 or h100:8", flag_values=v)
     flags.DEFINE_bool("profile", False, "Write a profiler trace of a few steps to the run folder", flag_values=v)
     flags.DEFINE_string(
@@ -97,12 +99,12 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
         words = [wrong_word(arg, modes) for arg in argv[1:] if not arg.startswith("-")]
         raise ConfigError(words or ["--config=experiments/NAME.py or the --workdir of an existing run is required"])
     path, _, variant = (place or "").partition(":")
-    # A report needs an existing run; the other modes can start from a config.
-    hint = "" if mode == "report" else "; pass --config=experiments/NAME.py"
-    if alone:
-        base = default_config()
+    if alone or place is None and mode == "report" and saved.runs_in(workdir or ""):
+        base = default_config()  # a comparison reads the configs of its runs
     elif place is None:
         assert workdir is not None
+        # A report needs an existing run; the other modes can start from a config.
+        hint = "" if mode == "report" else "; pass --config=experiments/NAME.py"
         base = saved.read(Path(workdir).expanduser(), hint)
     else:
         base = load_experiment(path, variant or None)

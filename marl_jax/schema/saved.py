@@ -34,6 +34,22 @@ def read(workdir: Path, hint: str = "") -> ConfigDict:
     return config.lock()
 
 
+def runs_in(places: str) -> list[Path]:
+    """Return the runs to compare, or none for the folder of a single run.
+
+    Args:
+        places: A folder that contains runs, or folders of runs separated by commas.
+    """
+    folders = [Path(place).expanduser() for place in places.split(",") if place]
+    if len(folders) == 1 and (folders[0] / "config.json").exists():
+        return []
+    below = (sorted(file.parent for file in folder.glob("*/config.json")) for folder in folders)
+    runs = (
+        [folder] if (folder / "config.json").exists() else inside for folder, inside in zip(folders, below, strict=True)
+    )
+    return [run for group in runs for run in group]
+
+
 def load(workdir: Path, hint: str = "") -> dict[str, Any]:
     """Load `config.json` and check that its groups are mappings; fields are not checked."""
     path = workdir / "config.json"

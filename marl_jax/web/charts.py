@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 WIDTH, HEIGHT = 360, 190
-LEFT, RIGHT, TOP, BOTTOM = 46, 8, 8, 24
+LEFT, RIGHT, TOP, BOTTOM = 50, 8, 8, 24
 POINTS = 300
 COLOURS = 6
 
@@ -149,7 +149,7 @@ def label(value: float) -> str:
         return f"{value / 1e3:.4g}k"
     if size >= 1e3:
         return f"{value:.0f}"
-    return f"{value:.3g}" if size >= 1e-4 or value == 0 else f"{value:.1e}"
+    return f"{value:.3g}" if size >= 1e-3 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
 
 
 def _finite(s: Series) -> Series:

@@ -27,6 +27,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from marl_jax.running import metric_help
 from marl_jax.serving.http import app
 from marl_jax.serving.http.app import Route
 from marl_jax.serving.http.errors import ApiError
@@ -74,6 +75,7 @@ class Page:
             Route(ROOT + "api/run", _in_thread(self._run)),
             Route(ROOT + "api/rows", _in_thread(self._rows)),
             Route(ROOT + "api/row", _in_thread(self._row)),
+            Route(ROOT + "api/metrics", _in_thread(_explanations)),
             Route(ROOT + "api/tables", _in_thread(self._tables)),
             Route(ROOT + "api/play", self._begin, methods=["POST"]),
             Route(ROOT + "api/play/{game}", self._show),
@@ -136,6 +138,12 @@ class Page:
         body = await app.read_json(request)
         turn, action = (_field(body, name, int, "an integer") for name in ("turn", "action"))
         return _json(await self._room.move(request.path_params["game"], turn, action))
+
+
+def _explanations(query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the explanations of metrics by pattern."""
+    training = {name: text for group in metric_help.TRAINING.values() for name, text in group.items()}
+    return {"training": training, "evaluation": metric_help.EVALUATION}
 
 
 async def _to_page(request: Request) -> Response:

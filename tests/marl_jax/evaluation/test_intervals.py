@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from marl_jax.evaluation import intervals
 
@@ -82,3 +83,13 @@ def test_elo_stays_finite_for_one_who_never_lost():
 def test_elo_refuses_points_that_do_not_add_up():
     with pytest.raises(ValueError, match="must equal games"):
         intervals.elo([[0, 7], [1, 0]], [[0, 10], [10, 0]])
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.99])
+def test_student_is_the_interval_of_scipy(confidence):
+    for n in (2, 3, 4, 5, 10, 31):
+        values = np.sin(np.arange(n)) + n
+        mean = intervals.student(values, confidence)
+        ends = stats.t.interval(confidence, n - 1, loc=values.mean(), scale=stats.sem(values))
+        np.testing.assert_allclose((mean.low, mean.high), ends, rtol=1e-12)
+    assert intervals.student([3.0]) == (3.0, 3.0, 3.0)

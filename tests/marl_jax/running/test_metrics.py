@@ -1,6 +1,7 @@
 """Figures: one row a step, whole after a crash, one story after a resume, and process 0 only."""
 
 import errno
+import io
 import json
 import logging
 import math
@@ -245,6 +246,46 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(caplog):
     assert [r.getMessage() for r in caplog.records] == [
         f"step {step}/100  reward 0.123  tokens_per_s 123.5k" for step in (1, 100)
     ]
+
+
+def test_without_a_terminal_the_remaining_time_is_that_of_steps_after_the_first(caplog, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
+    progress = console.Progress(steps=100, start=10, every_seconds=0.0)
+    with caplog.at_level(logging.INFO, "marl_jax"):
+        for step, now in ((11, 300.0), (12, 302.0), (13, 304.0), (100, 900.0)):
+            clock[0] = now
+            progress.update(step, {"reward": 1.0})
+    assert [r.getMessage() for r in caplog.records] == [
+        "step 11/100  reward 1", "step 12/100, 02:56 left  reward 1", "step 13/100, 02:54 left  reward 1",
+        "step 100/100  reward 1"]  # fmt: skip
+
+
+def test_the_bar_keeps_its_width(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(console.sys, "stderr", terminal)
+    progress = console.Progress(steps=200)
+    for step, metrics in ((1, {"return": 1.0}), (20, {"return": 0.123, "entropy": 1.5}), (200, {"return": 2.0})):
+        progress._bar.last_print_t = -1.0  # draws at every step
+        progress.update(step, metrics)
+        progress._bar.refresh()
+    progress.close()
+    bars = [line.split("|")[1] for line in terminal.getvalue().split("\r") if line.count("|") == 2]
+    assert len(bars) >= 3 and {len(bar) for bar in bars} == {24}
+
+
+def test_evaluations_of_tasks_are_named_without_an_opponent(config, tmp_path, monkeypatch):
+    config.task.name = "arithmetic"
+    shown, sent = [], []
+    metrics = MetricsWriter(config, tmp_path)
+    monkeypatch.setattr(metrics._progress, "update", lambda step, found: shown.append(list(found)))
+    monkeypatch.setattr(metrics, "_pass_on", lambda step, found: sent.append(list(found)))
+    rows = [{"opponent": name, "games": 8, "success": 0.5, "success_low": 0.2} for name in ("self", "gpt")]
+    metrics.write_eval(1, rows)
+    metrics.write(1, {"success": 0.25})
+    assert shown == [["eval/success", "gpt/success", "success"]]
+    assert sent[0][1:] == ["eval/success", "eval/success_low"] and "eval/gpt/success" in sent[1]
 
 
 @pytest.mark.parametrize(

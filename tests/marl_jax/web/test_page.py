@@ -260,10 +260,11 @@ def test_the_files_are_open_and_all_else_needs_the_key(runs):
             assert status == 200 and headers["content-security-policy"] == POLICY, path
             assert headers["x-content-type-options"] == "nosniff"
         assert call(url, "/")[2]["location"] == "/page/"
-        for name in ("runs", "run", "rows", "row", "tables", "play/x"):
+        for name in ("runs", "run", "rows", "row", "metrics", "tables", "play/x"):
             assert query(url, name)[0] == 401, name
             assert query(url, name, key="k-wrong-wrong")[0] == 401, name
         assert call(url, "/page/api/play", {"game": "tic_tac_toe", "opponent": "random"})[0] == 401
+        assert query(url, "metrics", key=KEY)[1]["training"]["entropy"].startswith("Mean entropy")
         status, found, headers = query(url, "runs", key=KEY)
         assert status == 200 and found["runs"] and headers["cache-control"] == "no-store"
         session = call(url, "/v1/sessions", {}, key=KEY)[1]

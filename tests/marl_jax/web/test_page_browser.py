@@ -82,7 +82,7 @@ def test_curves_of_several_runs_follow_their_files(browser, url, runs):
             with (runs / run / "metrics.jsonl").open("a") as file:
                 file.write(tiny_page.lines(tiny_page.metrics(6)) + '{"step": 7')
         playwright.expect(lines.nth(0)).not_to_have_attribute("d", before, timeout=15_000)
-        page.get_by_placeholder("find a metric").fill("agent")
+        page.get_by_placeholder("find a metric").fill("seat")
         playwright.expect(page.locator("svg.curve")).to_have_count(1)
 
 
@@ -95,11 +95,27 @@ def test_a_game_is_replayed_and_markup_is_text(browser, url):
         assert page.locator("pre.said").inner_text() == tiny_page.MARKUP
         assert tiny_page.MARKUP in page.locator("details pre").first.inner_text()
         page.keyboard.press("ArrowRight")
-        playwright.expect(page.get_by_text("reward -1 +1")).to_be_visible()
+        playwright.expect(page.get_by_text("reward: player 0 -1, player 1 +1")).to_be_visible()
         playwright.expect(page.get_by_text("value +0.25")).to_be_visible()
         playwright.expect(page.locator("tr.now")).to_contain_text("player 1")
         page.get_by_label("previous move").click()
         playwright.expect(page.get_by_text("move 1 of 2")).to_be_visible()
+
+
+def test_curves_are_explained_and_labels_are_small_at_every_width(browser, url):
+    for width in (390, 1280):
+        with watched(browser, url, viewport={"width": width, "height": 900}) as page:
+            card = page.locator(".card:has(h3:text-is('entropy'))")
+            playwright.expect(card.locator("p.help")).to_have_text("Mean entropy of the sampling distribution in nats")
+            page.evaluate("location.hash = 'games'")
+            page.locator(".list button", has_text="step 1").click()
+            page.wait_for_selector("svg.curve text")
+            heights = (
+                "[...document.querySelectorAll('svg.curve text')].map((text) => text.getBoundingClientRect().height)"
+            )
+            sizes = page.evaluate(heights)
+            assert min(sizes) > 8 and max(sizes) < 20
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_conversations_with_verdicts(browser, url):

@@ -12,6 +12,7 @@ from configs import defaults
 from marl_jax.errors import RunError
 from marl_jax.modes import report
 from marl_jax.running.conversation_logs import GameRecord, Move
+from marl_jax.running.metric_help import EVALUATION, explain
 from marl_jax.web import charts
 
 ATTACK = "<script>alert('x')</script><img src=x onerror=alert(1)>&lt;"
@@ -172,6 +173,70 @@ def test_marks_stay_inside_the_axes():
 def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(defaults.get_config().to_dict()))
     assert "No step has been logged yet" in report.main(tmp_path).read_text()
+
+
+def write_task(folder, evals, metrics, games=()):
+    """Write the folder of a run with a task."""
+    config = defaults.get_config()
+    config.task.name, config.task.n_episodes = "arithmetic", 16
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    for name, rows in (("metrics", metrics), ("eval", evals), ("games", games)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_task_has_episodes_and_success_and_no_opponent(tmp_path):
+    row = dict(opponent="self", part="validation", games=64, success=0.5, success_low=0.4, success_high=0.6, failed=1)
+    metrics = [{"step": s, "time": 100.0 + s, "reward/solver": 0.5, "success": s / 9} for s in range(1, 4)]
+    move = Move(0, "2 + 2?", "4", "", (1.0, -0.5), "", "")
+    names = ("solver (tiny)", "checker (tiny)")
+    game = GameRecord("arithmetic", names, (move,), "end", (1.0, -0.5), solved=True, roles=("solver", "checker"))
+    write_task(
+        tmp_path, [{"step": 3, **row}], metrics, [{"step": 3, **dataclasses.asdict(game), "result": game.result}]
+    )
+    page = report.main(tmp_path).read_text()
+    words = "".join(read(page).words)
+    shown = words[: words.index("Config")]
+    assert "against" not in shown and "self" not in shown and "games" not in shown
+    assert "success50.0 %" in shown and "episodes failed1 of 64" in shown and "<th>episodes</th>" in page
+    assert "step 3, solver (tiny), checker (tiny): solved with score 0.25" in shown
+    assert "reward: solver +1, checker -0.5" in shown and "player" not in shown
+
+
+def test_a_baseline_of_a_task_is_compared_with_the_trained_policies(tmp_path):
+    ends = dict(games=64, success=0.5, success_low=0.4, success_high=0.6)
+    write_task(tmp_path, [{"step": 0, "opponent": name, **ends} for name in ("self", "gpt")], [])
+    words = "".join(read(report.main(tmp_path).read_text()).words)
+    assert "the trained policies" in words and "gpt" in words and "policystepepisodes" in words
+
+
+def test_tiles_are_right_after_one_step_and_leave_out_the_compilation(workdir):
+    row = {"step": 1, "time": 5e8, "games_per_s": 2.0, "seconds/rollout": 30.0, "seconds/update": 42.0,
+           "seconds/device": 9.0}  # fmt: skip
+    (workdir / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    words = "".join(read(report.main(workdir).read_text()).words)
+    assert "time1.2 min" in words and "games/s, with compilation2" in words
+    rows = [row, *({**row, "step": s, "time": 5e8 + s, "games_per_s": 40.0} for s in (2, 3))]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "games/s40" in "".join(read(report.main(workdir).read_text()).words)
+
+
+def test_every_chart_explains_its_metric_and_every_table_scrolls(workdir):
+    page = report.main(workdir).read_text()
+    assert "Share of games won" in page and '<span title="Share of games won">win rate</span>' in page
+    for name in ("entropy", "grad_norm"):
+        row = {"step": 1, "time": 1.0, name: 0.5}
+        (workdir / "metrics.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"step": 2, name: 0.6}) + "\n")
+        assert f'<p class="help">{html.escape(explain(name))}</p>' in report.main(workdir).read_text()
+    assert page.count("<table") == page.count('<div class="scroll" tabindex="0"><table')
+
+
+@pytest.mark.parametrize(
+    "name", ["score", "win_rate", "win_rate_seat_1", "payoff_seat_0", "success", "reward", "pass@8", "maj@4",
+             "best_by_score@8", "right/ada/turn_2", "game_length", "nash_conv", "accuracy/hint"],
+)  # fmt: skip
+def test_metrics_of_evaluations_are_explained(name):
+    assert explain(name, EVALUATION)
+    assert explain("win_rated", EVALUATION) is None
 
 
 def test_a_folder_without_a_run_is_told(tmp_path):

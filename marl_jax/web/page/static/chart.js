@@ -2,7 +2,7 @@
 
 import { el, number, shape } from "./dom.js";
 
-const WIDTH = 360, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 24, POINTS = 300;
+const WIDTH = 360, HEIGHT = 190, LEFT = 50, RIGHT = 8, TOP = 8, BOTTOM = 24, POINTS = 300;
 export const COLOURS = 6;
 
 /** Draw a chart.

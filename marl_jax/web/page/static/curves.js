@@ -11,6 +11,8 @@ const EVERY = 3000;
 /** Create the view; `state.chosen` has the ids of the runs. */
 export function curves(state) {
   const feeds = new Map(), panel = el("div"), controls = { x: "step", smooth: true, search: "" };
+  let help = { training: {}, evaluation: {} };
+  get("metrics").then((found) => { help = found; draw(); }, (error) => state.note(error.message));
   const about = new Map(); // details stay unfolded when curves are redrawn
   let stopped = false, timer = null, drawn = "", unfolded = false;
 
@@ -71,20 +73,23 @@ export function curves(state) {
     show(panel, evaluation(runs, x, label, wanted), training(runs, x, label, wanted), runs.map(({ id }) => about.get(id)));
   }
 
+  /** Return whether a row of an evaluation is that of a task, which has no opponent. */
+  const alone = (id, opponent) => opponent === "self" && state.runs.some((run) => run.id === id && run.is_task);
+
   function evaluation(runs, x, label, wanted) {
     const rows = runs.flatMap((run) => run.evals.rows.map((row) => [run, row]));
     const names = unique(rows.flatMap(([, row]) => Object.keys(row).filter((n) => `${n}_low` in row && `${n}_high` in row)));
     const lines = unique(rows.map(([run, row]) => JSON.stringify([run.id, row.opponent, row.part ?? ""]))).map((text) => JSON.parse(text));
     const several = runs.length > 1;
     const named = lines.map(([id, opponent, part], colour) => ({
-      id, opponent, part, colour, name: [several ? id : "", opponent, part].filter(Boolean).join(", "),
+      id, opponent, part, colour, name: [several ? id : "", alone(id, opponent) ? "" : opponent, part].filter(Boolean).join(", ") || "trained policies",
     }));
     const legend = el("div", { class: "row" }, named.map((line) => el("span", {}, el("span", { class: `swatch k${line.colour % COLOURS}` }), line.name)));
     const failures = named.map((line) => {
       const last = rows.findLast(([run, row]) => run.id === line.id && row.opponent === line.opponent && (row.part ?? "") === line.part)[1];
       return last.failed > 0 ? el("p", { class: "bad" }, `${line.name}: ${failed(last)} at step ${last.step}`) : null;
     });
-    const charts = names.filter(wanted).map((name) => el("div", { class: "card" }, el("h3", {}, words(name)),
+    const charts = names.filter(wanted).map((name) => el("div", { class: "card" }, el("h3", {}, words(name)), explained(help.evaluation, name),
       chart(named.map((line) => ({ ...line, points: rows
         .filter(([run, row]) => run.id === line.id && row.opponent === line.opponent
           && (row.part ?? "") === line.part && typeof row[name] === "number")
@@ -101,7 +106,7 @@ export function curves(state) {
     const marks = events.map((event) => ({ x: x(event.run, event), kind: event.kind,
       title: `${several ? `${event.run.id}: ` : ""}${event.kind}, step ${event.step}: ${event.message}` }));
     const order = (name) => { const at = FIRST.findIndex((start) => name.startsWith(start)); return at < 0 ? FIRST.length : at; };
-    const one = (name) => el("div", { class: "card" }, el("h3", {}, words(name)),
+    const one = (name) => el("div", { class: "card" }, el("h3", {}, words(name)), explained(help.training, name),
       chart(runs.map((run) => ({ name: run.id, colour: run.colour, smooth: controls.smooth,
         points: run.metrics.rows.filter((row) => typeof row[name] === "number").map((row) => [x(run, row), row[name]]) })), label, marks));
     const first = names.filter((name) => order(name) < FIRST.length || controls.search).sort((a, b) => order(a) - order(b));
@@ -145,6 +150,17 @@ function matches(found) {
 function failed(row) {
   const reasons = Object.keys(row).filter((name) => name.startsWith("failed/")).map((name) => `${name.slice(7)}: ${row[name]}`);
   return `${row.failed} of ${row.games} episodes failed (${reasons.join(", ")})`;
+}
+
+/** Return the explanation of a metric, with or without the name of a policy at its end. */
+function explained(known, name) {
+  for (const candidate of [name, name.split("/").slice(0, -1).join("/")]) {
+    for (const [pattern, text] of Object.entries(known)) {
+      const expression = pattern.split("*").map((part) => part.replace(/[^\w\s]/g, "\\$&")).join("[^/]+");
+      if (new RegExp(`^${expression}$`).test(candidate)) return el("p", { class: "help" }, text.replaceAll("`", ""));
+    }
+  }
+  return null;
 }
 
 const unique = (items) => [...new Set(items)];

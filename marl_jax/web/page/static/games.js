@@ -1,7 +1,7 @@
 // Recorded games of a run, replayed move by move: the position, prompts, completions and rewards.
 
 import { Feed, get } from "./api.js";
-import { chart } from "./chart.js";
+import { chart, COLOURS } from "./chart.js";
 import { el, folded, picture, select, show, signed } from "./dom.js";
 
 /** Create the view of one run's games. */
@@ -32,7 +32,7 @@ export function games(state) {
     show(list, [...feed.rows].reverse().map((row) => {
       const button = el("button", { "aria-pressed": "false", onclick: () => open(row, button) },
         el("b", {}, `step ${row.step}`), row.source === "eval" ? " evaluation" : "", `: ${row.result} `,
-        el("span", { class: "quiet" }, `${row.players.join(", ")} · ${row.moves} moves`),
+        el("span", { class: "quiet" }, `${row.players.join(", ")} · ${row.moves} ${row.moves === 1 ? "move" : "moves"}`),
         row.errors ? el("span", { class: "bad" }, ` · ${row.errors} invalid`) : null);
       return button;
     }));
@@ -106,16 +106,17 @@ export function replay(game) {
   const seats = game.players.map((_, i) => i);
   const totals = seats.map((i) => ({ name: seat(game, i), colour: i, points: [[0, 0], ...runningSum(moves, i).map((y, t) => [t + 1, y])] }));
   const node = el("div", {},
-    el("p", {}, el("b", {}, game.result), " ", el("span", { class: "quiet" }, game.players.map((name, i) => `player ${i}: ${name}`).join(", "))),
+    el("p", {}, el("b", {}, game.result), " ", el("span", { class: "quiet" }, game.players.map((_, i) => seat(game, i)).join(", "))),
     game.error ? el("p", { class: "bad" }, game.error) : null,
     el("div", { class: "row" }, el("button", { onclick: () => go(turn - 1), "aria-label": "previous move" }, "◀"),
       el("button", { onclick: () => go(turn + 1), "aria-label": "next move" }, "▶"), running, slider, count),
     drawn || game.start_svg ? position : null, text,
     folded("all moves: rewards, rewards to go, and values", () => el("div", {},
       el("div", { class: "scroll" }, el("table", {}, el("tr", {}, el("th", {}, "#"), el("th", {}, "player"), el("th", {}, "move"),
-        seats.map((i) => el("th", {}, `reward ${i}`)), seats.map((i) => el("th", {}, `to go ${i}`)),
+        seats.map((i) => el("th", {}, `reward, ${role(game, i)}`)), seats.map((i) => el("th", {}, `to go, ${role(game, i)}`)),
         valued ? el("th", {}, "value") : null), rows)),
-      el("div", { class: "card" }, el("h3", {}, "reward so far, by seat"), chart(totals, (x) => `move ${Math.round(x)}`))), true));
+      el("div", { class: "card" }, el("h3", {}, "reward so far"),
+        el("div", { class: "row" }, totals.map((line) => el("span", {}, el("span", { class: `swatch k${line.colour % COLOURS}` }), line.name))), chart(totals, (x) => `move ${Math.round(x)}`))), true));
   go(0);
   return { node, close() { pause(); document.removeEventListener("keydown", keys); } };
 }
@@ -123,14 +124,20 @@ export function replay(game) {
 function said(game, move) {
   return el("div", {},
     el("p", {}, seat(game, move.player), ": ", el("b", {}, move.action || "answers"), " ",
-      move.reward.some((r) => r) ? el("span", { class: "quiet" }, `reward ${move.reward.map(signed).join(" ")}`) : null,
+      move.reward.some((r) => r) ? el("span", { class: "quiet" }, `reward: ${move.reward.map((r, i) => `${role(game, i)} ${signed(r)}`).join(", ")}`) : null,
       typeof move.value === "number" ? el("span", { class: "quiet" }, ` value ${signed(move.value)}`) : null),
     move.error ? el("p", { class: "bad" }, move.error) : null,
     el("h3", {}, "completion"), el("pre", { class: "said" }, move.answer),
     move.prompt ? folded("prompt", () => el("pre", {}, move.prompt), true) : null);
 }
 
-const seat = (game, i) => `player ${i} (${game.players[i] ?? "?"})`;
+const role = (game, i) => (game.roles?.[i] ?? `player ${i}`).replaceAll("_", " ");
+
+/** Return the role and the player of a seat; players of tasks are named after their roles. */
+function seat(game, i) {
+  const player = game.players[i] ?? "?";
+  return player.startsWith(role(game, i)) ? player : `${role(game, i)} (${player})`;
+}
 
 /** Return the rewards of each seat from a move on, including that move. */
 function toGo(moves, from) {
