@@ -71,17 +71,16 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         check_mode(argv)
-        grid, argv = sweeps.take(argv)
         command = flags.parse(argv, tuple(MODES))
         values, config = command.values, command.config
-        name = command.name + ("-sweep" if grid and command.name else "")
+        name = command.name + ("-sweep" if command.grid and command.name else "")
         workdir = Path(values.workdir or Path("runs") / name).expanduser().absolute()
         config.name = config.name or name or workdir.name
         config.log.profile = config.log.profile or values.profile
         if values.mode == "compile":
             prepare_to_compile(values.topology)
         console.set_up(None, verbose=values.verbose)  # checks that generate levels log their progress
-        members = prepare_sweep(grid, argv, values.mode, config, workdir) if grid else []
+        members = prepare_sweep(command, argv, workdir) if command.grid else []
         config = prepare(config, values.mode, workdir, values.compilation_cache)
         process = start_processes(config, values.mode)
         console.set_up(workdir if values.mode == "train" else None, verbose=values.verbose, process=process)
@@ -148,17 +147,19 @@ def prepare(config: ConfigDict, mode: str, workdir: Path, cache: str) -> ConfigD
     return stages.started(config, workdir) if mode in TRAINED else config
 
 
-def prepare_sweep(grid: dict, argv: list[str], mode: str, config: ConfigDict, workdir: Path) -> list[sweeps.Member]:
+def prepare_sweep(command: flags.Command, argv: list[str], workdir: Path) -> list[sweeps.Member]:
     """Return the members of a sweep, each with a checked config."""
     from marl_jax.schema import validate  # imported here because the registry of games imports JAX
 
-    def parse(overrides: list[str]) -> ConfigDict:
-        member = flags.parse([*argv, *overrides], tuple(MODES)).config
-        member.name, member.log.profile = config.name, config.log.profile
-        return member
+    base, mode, given = command.config, command.values.mode, sweeps.take(argv)[1]
 
-    sweeps.check_mode(mode, config)
-    members = sweeps.members(grid, parse)
+    def parse(overrides: list[str]) -> ConfigDict:
+        config = flags.parse([*given, *overrides], tuple(MODES)).config
+        config.name, config.log.profile = base.name, base.log.profile
+        return config
+
+    sweeps.check_mode(mode, base)
+    members = sweeps.members(command.grid, parse)
     for member in members:
         validate.check(member.config, mode, workdir / member.name)
     return members

@@ -148,8 +148,9 @@ class Backbone:
             return self._sorted(*self.policy.init(params, key, self.reference, adapters))
 
         # Donated, so that a large model is not in memory twice.
-        settings = dict(donate_argnums=(0, 2), out_shardings=placement.shardings_of(self.abstract()))
-        program = self.programs.get(("weights", self.name), lambda: jax.jit(make, **settings))
+        shardings = placement.shardings_of(self.abstract())
+        jitted = functools.partial(jax.jit, make, donate_argnums=(0, 2), out_shardings=shardings)
+        program = self.programs.get(("weights", self.name), jitted)
         return program(self.params(model_key), adapter_key, adapters)
 
     def abstract(self) -> tuple[dict, dict]:

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from ml_collections import ConfigDict, config_flags
 from marl_jax import fields
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.errors import ConfigError
-from marl_jax.schema import adjustments, renamed, run_fields, saved
+from marl_jax.schema import adjustments, renamed, run_fields, saved, sweeps
 from models.user_cache import user_cache
 from registries import did_you_mean, load_plugins
 
@@ -47,12 +47,14 @@ class Command:
         config: Config of the run with all overrides.
         name: Name of the experiment, or "" if the config comes from --workdir.
         warnings: Warnings to log about fields that were changed automatically.
+        grid: Values of every swept field, as texts; empty for a single run.
     """
 
     values: flags.FlagValues
     config: ConfigDict
     name: str
     warnings: tuple[str, ...] = ()
+    grid: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
 def define(config: ConfigDict, argv: list[str], modes: Sequence[str]) -> flags.FlagValues:
@@ -91,6 +93,7 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     Raises:
         ConfigError: If a flag, field or value is invalid.
     """
+    grid, argv = sweeps.take(argv)
     place, argv = take(argv, "config")
     workdir, _ = take(argv, "workdir")
     mode, _ = take(argv, "mode")
@@ -140,7 +143,7 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     set_open_fields(values.config, opened)
     warnings = adjustments.adjust(values.config, overrides, opponents)
     name = mode or "" if alone else Path(path).stem + (f"-{variant}" if variant else "")
-    return Command(values, values.config, name, warnings)
+    return Command(values, values.config, name, warnings, grid)
 
 
 def default_config() -> ConfigDict:

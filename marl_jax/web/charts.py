@@ -44,7 +44,7 @@ class Mark:
 
 
 def chart(series: Sequence[Series], marks: Sequence[Mark] = ()) -> str:
-    """Draw one or more lines over the same axes as SVG.
+    """Draw one or more lines over the same axes, with steps as x, as SVG.
 
     Non-finite points are left out. Of marks of the same kind on the same pixel only the last one is drawn. Marks
     outside the axis are drawn at its end.
@@ -70,8 +70,10 @@ def chart(series: Sequence[Series], marks: Sequence[Mark] = ()) -> str:
         y = f"{py(tick):.1f}"
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text x="{LEFT - 5}" y="{float(y) + 3:.1f}" text-anchor="end">{label(tick)}</text>')
-    for x, anchor in ((left, "start"), (right, "end")) if right > left else ((left, "middle"),):
-        parts.append(f'<text x="{px(x):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{label(x)}</text>')
+    for x, anchor, words in (
+        ((left, "start", ""), (right, "end", "step ")) if right > left else ((left, "middle", "step "),)
+    ):
+        parts.append(f'<text x="{px(x):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{words}{label(x)}</text>')
     placed = {(round(px(min(max(mark.x, left), right))), mark.kind): mark for mark in marks}
     for (x, kind), mark in placed.items():
         title = f"<title>{html.escape(mark.title)}</title>"
@@ -149,7 +151,7 @@ def label(value: float) -> str:
         return f"{value / 1e3:.4g}k"
     if size >= 1e3:
         return f"{value:.0f}"
-    return f"{value:.3g}" if size >= 1e-3 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
+    return f"{value:.3g}" if size >= 1e-3 or value == 0 else f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
 
 
 def _finite(s: Series) -> Series:
