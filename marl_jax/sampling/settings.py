@@ -8,6 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+LEAST_TEMPERATURE = 1e-5  # logits divided by less overflow in float32; 0 is greedy decoding
+LEAST_TOP_P = 1e-6  # the most likely token has more; less can be 0 in float32
+
 
 class Constraint(Protocol):
     """A constraint on the tokens of one completion, evaluated on the host before every token."""
@@ -50,11 +53,14 @@ class Sampling:
 
     def __post_init__(self):
         checks = {
-            "temperature": (self.temperature >= 0, ">= 0"),
+            "temperature": (
+                self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE,
+                f"0 or >= {LEAST_TEMPERATURE:g}",
+            ),
             "seed": (0 <= self.seed < 2**32, "0 to 2**32 - 1"),
             "max_new_tokens": (self.max_new_tokens >= 1, ">= 1"),
             "top_k": (self.top_k >= 0, ">= 0; 0 is off"),
-            "top_p": (0 < self.top_p <= 1, "> 0 and <= 1; 1 is off"),
+            "top_p": (LEAST_TOP_P <= self.top_p <= 1, f">= {LEAST_TOP_P:g} and <= 1; 1 is off"),
             "repetition_penalty": (self.repetition_penalty > 0, "> 0; 1 is off"),
             "stop_strings": (all(self.stop_strings), "without empty strings, which would end every completion at once"),
         }

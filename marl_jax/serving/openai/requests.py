@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_jax.sampling.settings import Constraint, Sampling
+from marl_jax.sampling.settings import LEAST_TEMPERATURE, LEAST_TOP_P, Constraint, Sampling
 from marl_jax.serving.http.errors import ApiError
 from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.openai.prompts import Message, read_messages
@@ -173,13 +173,14 @@ class _Fields:
             raise self.refusal("logit_bias", "null, because it is not supported")
         options = self.object("stream_options") or {}
         seed = self.whole("seed", -(2**63), 2**63 - 1)
+        temperature = self.number("temperature", 0, 2, 1.0)
         return dict(
             model=model,
             n=self.whole("n", 1, MOST_SAMPLES) or 1,
             stream=self.switch("stream"),
             include_usage=bool(options.get("include_usage")),
-            temperature=self.number("temperature", 0, 2, 1.0),
-            top_p=self.number("top_p", 0, 1, 1.0) or 1e-6,
+            temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
+            top_p=max(self.number("top_p", 0, 1, 1.0), LEAST_TOP_P),
             top_k=max(self.whole("top_k", -1, 2**31 - 1) or 0, 0),
             repetition_penalty=self.number("repetition_penalty", 0.01, 100, 1.0),
             stops=self.stops(),
