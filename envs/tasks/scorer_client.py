@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import ssl
 import urllib.parse
 import weakref
@@ -23,8 +24,12 @@ from typing import Any
 from envs.tasks.replies import EpisodeError
 
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
+SHOULD_RETRY = "x-should-retry"  # "false" in the head of an error that will not pass
 MAX_HEAD = 64 << 10
 FIRST_WAIT, LONGEST_WAIT = 0.25, 10.0
+# str.isdigit accepts digits that int refuses, such as a superscript two, and int refuses thousands of digits.
+STATUS, LENGTH = re.compile(r"[1-9][0-9]{2}(?![0-9])"), re.compile(r"[0-9]{1,18}")
+CHUNK_LENGTH = re.compile(rb"[0-9a-fA-F]{1,16}")
 
 Chat = Sequence[Mapping[str, str]]
 
@@ -155,7 +160,7 @@ class ScorerClient:
 
     def _read(self, status: int, headers: Mapping[str, str], text: bytes) -> dict[str, Any]:
         """Return the JSON object of a response, or raise the error that it reports."""
-        if status in RETRIED:
+        if status in RETRIED and headers.get(SHOULD_RETRY) != "false":
             raise _TryAgain(f"status {status}: {_message(text)}", _seconds(headers.get("retry-after", "")))
         if status != 200:
             raise ScorerRefused(f"{self.url} rejected the request with status {status}: {_message(text)}")
@@ -195,7 +200,7 @@ class ScorerClient:
     async def _response(self, reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         version, _, rest = head[0].partition(" ")
-        if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+        if not version.startswith("HTTP/1.") or not STATUS.match(rest):
             raise BadScores(f"{self.url} does not speak HTTP: {head[0][:80]!r}")
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
         return int(rest[:3]), headers, await self._body(reader, headers)
@@ -204,32 +209,34 @@ class ScorerClient:
         if headers.get("transfer-encoding", "").lower() == "chunked":
             return await self._chunks(reader)
         length = headers.get("content-length", "")
-        if length and not length.isdigit():
+        if length and not LENGTH.fullmatch(length):
             raise BadScores(f"{self.url} returned the content length {length[:80]!r}")
         if length:
             if int(length) > self.max_bytes:
                 raise self._too_large()
             return await reader.readexactly(int(length))
-        text = b""
+        text = bytearray()
         while part := await reader.read(64 << 10):
             text += part
             if len(text) > self.max_bytes:
                 raise self._too_large()
-        return text
+        return bytes(text)
 
     async def _chunks(self, reader: asyncio.StreamReader) -> bytes:
-        text = b""
+        text = bytearray()  # chunks may be many and small
         while True:
             line = (await reader.readuntil(b"\r\n")).partition(b";")[0].strip()
-            try:
-                size = int(line, 16)
-            except ValueError:
-                raise BadScores(f"{self.url} returned a chunk of length {line[:80]!r}") from None
-            if size < 0 or len(text) + size > self.max_bytes:
+            if not CHUNK_LENGTH.fullmatch(line):
+                raise BadScores(f"{self.url} returned a chunk of length {line[:80]!r}")
+            size = int(line, 16)
+            if len(text) + size > self.max_bytes:
                 raise self._too_large()
             if size == 0:
-                return text
-            text += (await reader.readexactly(size + 2))[:-2]
+                return bytes(text)
+            chunk = await reader.readexactly(size + 2)
+            if not chunk.endswith(b"\r\n"):
+                raise BadScores(f"{self.url} returned a chunk without an end")
+            text += chunk[:-2]
 
     def _too_large(self) -> BadScores:
         return BadScores(f"{self.url} returned more than {self.max_bytes} bytes")

@@ -129,7 +129,7 @@ class RemoteModel:
                 problem = f"status {status}: {_message(value)}"
                 if status not in RETRIED:
                     raise RemoteError(f"{self.name} rejected the request with {problem}")
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a header is no number
                 problem, retry_after = str(error) or type(error).__name__, 0.0
             if time.monotonic() + max(wait, retry_after) >= end:
                 raise RemoteError(f"{self.name} returned no completion in {self.deadline:g} s; last error: {problem}")
@@ -180,15 +180,17 @@ class RemoteModel:
             value = json.loads(text)
         except (ValueError, RecursionError):
             value = None
-        return response.status, min(float(after), 60.0) if after.isdigit() else 0.0, value
+        if response.getheader("x-should-retry") == "false" and response.status in RETRIED:
+            raise RemoteError(f"{self.name} failed with status {response.status}: {_message(value)}")
+        return response.status, min(float(after), 60.0) if after.isascii() and after.isdigit() else 0.0, value
 
 
 def _choices(value: Any, n: int, name: str) -> list[tuple[str, str]]:
     try:
         chosen = [(one["message"]["content"] or "", one["finish_reason"] or "stop") for one in value["choices"]]
-        if len(chosen) == n and all(isinstance(text, str) for text, _ in chosen):
+        if len(chosen) == n and all(text.encode() is not None for text, _ in chosen):  # lone surrogates are no text
             return chosen
-    except (TypeError, KeyError, LookupError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         pass
     raise RemoteError(f"{name} did not return {n} choices: {str(value)[:200]}")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -23,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from marl_jax.agents.verifier import ChatError, Reading, Scorer
+from marl_jax.errors import RunError
 from marl_jax.serving.http import app as http
 from marl_jax.serving.http.app import Route
 from marl_jax.serving.http.errors import ApiError
@@ -103,9 +105,15 @@ class ScoringThread:
         readings = [reading for job in jobs for reading in job.readings]
         try:
             scores, error = self._score(readings), None
+            if not all(map(math.isfinite, scores)):
+                raise RunError("the scores are not finite")
+        except RunError as failure:  # another attempt would fail too
+            log.error("scoring failed: %s", failure)
+            message, headers = f"scoring failed: {failure}", {"x-should-retry": "false"}
+            scores, error = [], ApiError(500, message, code="scoring_failed", headers=headers)
         except Exception as failure:
             log.exception("scoring failed")
-            scores, error = [], failure
+            scores, error = [], RuntimeError(f"scoring failed: {failure}")
         self._metrics.observe("reward_batch_seconds", "Seconds to score a batch.", time.perf_counter() - began)
         self._metrics.count("reward_chats_total", "Conversations scored.", len(scores))
         self._metrics.count("reward_batches_total", "Batches scored.")
@@ -121,7 +129,7 @@ def _settle(result: asyncio.Future, scores: list[float], error: Exception | None
     if error is None:
         result.set_result(scores)
     else:
-        result.set_exception(RuntimeError(f"scoring failed: {error}"))
+        result.set_exception(error)
 
 
 def reward_app(

@@ -190,8 +190,17 @@ def test_chunks_and_bodies_without_a_length():
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n",
+        b"HTTP/1.1 \xb2\xb2\xb2 OK\r\n\r\n", b"HTTP/1.1 2000 OK\r\n\r\n", b"HTTP/1.1 000 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1_0\r\n\r\n{}",
+        *(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + line + b"\r\n{}\r\n0\r\n\r\n"
+          for line in (b"-2", b"+2", b"0x2", b"0_2", b" ", b"f" * 5000, b"1")),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"2;" + b"x" * 100_000,
+        b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (5 << 20),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 100_000 + b"0\r\n\r\n",
     ],
-    ids=range(6),
+    ids=range(22),
 )  # fmt: skip
 def test_what_is_no_http_is_refused(text):
     with serving(raw(text)) as (url, _), pytest.raises(BadScores):
@@ -206,7 +215,8 @@ def test_what_is_no_http_is_refused(text):
             lambda head, body: b"HTTP/1.1 " + head + b"\r\n\r\n" + body,
             st.sampled_from([
                 b"200 OK", b"200 OK\r\nContent-Length: 7", b"200\r\nTransfer-Encoding: chunked", b"500 no", b"999 x",
-                b"401 no\r\n:\r\n\xff: \xfe", b"200 OK\r\nContent-Length: 0x10",
+                b"401 no\r\n:\r\n\xff: \xfe", b"200 OK\r\nContent-Length: 0x10", b"\xb2\xb9\xb3 x",
+                b"200 OK\r\nContent-Length: \xb9", b"503 x\r\nRetry-After: \xb9",
             ]),
             st.one_of(st.binary(max_size=40), st.just(b'{"result": [0.5]}'), st.just(b"11\r\n" + b"x" * 40)),
         ),
@@ -250,6 +260,13 @@ def test_no_more_connections_than_allowed():
     with serving(answer) as (url, _):
         assert asyncio.run(many(url)) == [[0.5]] * 12
     assert 1 < most[0] <= 3
+
+
+def test_what_the_server_says_is_final_is_not_tried_again():
+    with serving((500, {"error": {"message": "damaged"}}, {"X-Should-Retry": "false"})) as (url, requests):
+        with pytest.raises(ScorerRefused, match="status 500: damaged"):
+            score(url)
+        assert len(requests) == 1
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://x", "http://", "http://x?a=b"])

@@ -264,7 +264,7 @@ class FakeScorer:
         time.sleep(self.seconds)
         if "broken" in readings:
             raise FloatingPointError("the device is on fire")
-        return [int(text) / 1000 for text in readings]
+        return [float(text) / 1000 for text in readings]
 
 
 def app(scorer, key="", **limits):
@@ -330,6 +330,16 @@ def test_a_batch_that_fails_costs_its_requests_and_not_the_server():
         with pytest.raises(ScorerUnavailable, match="last error: status 500"):
             score(url, [chat("a", "broken")], deadline=0.2)
         assert score(url, [chat("a", "7")]) == [0.007]
+
+
+def test_scores_that_are_not_numbers_are_an_error_at_once(caplog):
+    with server.in_thread(app(FakeScorer())) as url:
+        began = time.monotonic()
+        with pytest.raises(ScorerRefused, match="status 500: scoring failed: the scores are not finite"):
+            score(url, [chat("a", "nan")])
+        assert time.monotonic() - began < 2
+        assert score(url, [chat("a", "7")]) == [0.007]
+    assert [record.getMessage() for record in caplog.records] == ["scoring failed: the scores are not finite"]
 
 
 def test_a_slow_batch_is_answered_in_time_with_an_error():

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import re
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -166,6 +167,41 @@ def test_a_wait_for_a_slow_server_is_logged_and_its_end_is_a_line(monkeypatch, c
     shown = capsys.readouterr().err
     assert "/v1#m: 0 of 1 completions after 0 s" in shown and "Traceback" not in shown
     assert shown.endswith("returned no completion in 0.5 s; last error: timed out\n")
+
+
+CHOICE = b'{"choices": [{"message": {"content": %s}, "finish_reason": "stop"}]}'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 9999,
+        b"HTTP/1.1 200 OK\r\n\r\n" + CHOICE % b'"\\ud800"', b"HTTP/1.1 200 OK\r\n\r\n" + CHOICE % b"3",
+        b'HTTP/1.1 200 OK\r\n\r\n{"choices": "ab"}', b"HTTP/1.1 200 OK\r\n\r\n" + b"9" * 9999,
+        b"HTTP/1.1 503 no\r\nRetry-After: \xb2\r\n\r\n", b"HTTP/1.1 \xb2\xb2\xb2 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n{}", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 99_999,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"", b"SSH-2.0\r\n\r\n",
+        b"HTTP/1.1 500 no\r\nX-Should-Retry: false\r\n\r\n",
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_hostile_answers_are_errors_of_the_remote_model(answer):
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        remote = RemoteModel(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "m", deadline=0.2)
+        with pytest.raises(RemoteError):
+            remote.ask([{"role": "user", "content": "x"}])
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_what_a_remote_model_cannot_do_is_said(game, monkeypatch):
