@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any
 
 from starlette.responses import JSONResponse
 
@@ -23,8 +25,21 @@ class ApiError(Exception):
 
     def response(self) -> JSONResponse:
         """Return the response in OpenAI's format."""
-        content = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return JSONResponse({"error": content}, self.status, self.headers)
+        return JSONResponse(self.content(), self.status, self.headers)
+
+    def event(self) -> bytes:
+        """Return the error as the last server-sent event of a stream."""
+        return f"data: {json.dumps(self.content(), ensure_ascii=False)}\n\n".encode()
+
+    def content(self) -> dict[str, Any]:
+        """Return the error in OpenAI's format."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def shutting_down() -> ApiError:
+    """Return the error of requests that a server which shuts down does not finish."""
+    message = "the server is shutting down; try again later"
+    return ApiError(503, message, code="server_ending", headers={"Retry-After": "1"})
 
 
 class ClientGone(Exception):

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from marl_jax.serving.http.errors import ApiError, ClientGone
+from marl_jax.serving.http.errors import ApiError, ClientGone, shutting_down
 from marl_jax.serving.http.keys import Keys, is_loopback
 from marl_jax.serving.http.prometheus import ServerMetrics
 
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 OPEN_PATHS = ("/health",)  # paths that never need a key
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # they change nothing
 UNLIMITED_PATHS = ("/health", "/metrics")  # paths exempt from the limit on concurrent requests
+EVENTS = b"text/event-stream"
 SAFE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -91,7 +92,7 @@ class RequestGuard:
         began = time.perf_counter()
         try:
             error = await self._answer(exchange, headers)
-            if error is not None and not exchange.status:
+            if error is not None:
                 await exchange.refuse(error, headers)
         except (ClientGone, ClientDisconnect):
             exchange.status = exchange.status or 499
@@ -128,6 +129,8 @@ class RequestGuard:
             return self._failed(scope)
         except (ClientGone, ClientDisconnect):
             raise
+        except asyncio.CancelledError:  # by the server, which shuts down
+            return shutting_down()
         except Exception:
             return self._failed(scope)
         return None
@@ -166,6 +169,7 @@ class _Exchange:
         self.scope, self.limits = scope, limits
         self._receive, self._send = receive, send
         self.status = 0  # 0 until the response has begun
+        self._streams = False  # whether a response of server-sent events has begun and not ended
         self._received, self._complete = 0, False
         self._deadline = asyncio.get_running_loop().time() + limits.body_seconds
 
@@ -194,13 +198,20 @@ class _Exchange:
             self.status = message["status"]
             own = (b"x-request-id", self.scope["request_id"].encode())
             message = {**message, "headers": [*message.get("headers", ()), own]}
+            self._streams = any(value.startswith(EVENTS) for _, value in message["headers"])
+        elif not message.get("more_body", False):
+            self._streams = False
         await self._send(message)
 
     async def refuse(self, error: ApiError, headers: dict[bytes, bytes]) -> None:
-        """Send an error response.
+        """Send an error response, or the error as the last event of a stream.
 
         The rest of the body is read first, because clients send their body before they read the response.
         """
+        if self.status:
+            if self._streams:
+                await self.send({"type": "http.response.body", "body": error.event(), "more_body": False})
+            return
         rest = not self._complete and (b"content-length" in headers or b"transfer-encoding" in headers)
         if rest:
             error.headers["Connection"] = "close"

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import resource
 import signal
 import socket
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 30  # time that an idle connection is kept open
 MAX_CONNECTIONS = 4096  # above this, or the system's limit, uvicorn answers 503
 BACKLOG = 2048
+END_SECONDS = 5.0  # time for clients to receive their errors
 
 Started = tuple[Awaitable[None], Callable[[], None]]
 """(awaitable that runs the server, function that stops it)"""
@@ -184,6 +186,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, drain_seconds: float, on_ready: Callable[[str], None]):
         self._app, self._failure, self._ready, self.url = app, None, on_ready, ""
+        self._drain_seconds = drain_seconds
         super().__init__(
             uvicorn.Config(
                 self._watched,
@@ -192,7 +195,7 @@ class Server(uvicorn.Server):
                 limit_concurrency=_max_connections(),
                 backlog=BACKLOG,
                 timeout_keep_alive=IDLE_SECONDS,
-                timeout_graceful_shutdown=drain_seconds,  # pyright: ignore[reportArgumentType]  a float works too
+                timeout_graceful_shutdown=math.ceil(drain_seconds + END_SECONDS),
                 lifespan="on",
                 interface="asgi3",
                 log_config=None,
@@ -228,6 +231,22 @@ class Server(uvicorn.Server):
         """Start the application, then report the URL."""
         await super().startup(sockets)
         self._ready(self.url)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for open requests; late ones are cancelled and get status 503."""
+        ending = asyncio.get_running_loop().call_later(self._drain_seconds, self._cancel_requests)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    def _cancel_requests(self) -> None:
+        late = list(self.server_state.tasks)
+        if late:
+            message = "%d requests did not finish within %g s (serve.drain) and were answered with status 503"
+            log.warning(message, len(late), self._drain_seconds)
+        for task in late:
+            task.cancel()
 
     async def _watched(self, scope, receive, send) -> None:
         try:

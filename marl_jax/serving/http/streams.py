@@ -9,9 +9,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from marl_jax.serving.http.errors import ApiError
 from marl_jax.serving.http.protocol import HangUp
-from marl_jax.serving.openai import requests
 from marl_jax.serving.openai.calls import Call
 from marl_jax.serving.openai.choices import Pieces
 
@@ -23,7 +21,7 @@ class EventStream(Response):
 
     Everything that can be shown at one time is sent in one write. `begin` runs before the response is given to the
     server, so an invalid request gets an error response instead of an error inside a stream. A client that disconnects
-    detaches from the call.
+    detaches from the call. `RequestGuard` sends an error as the last event.
 
     Args:
         call: Call to stream.
@@ -66,25 +64,21 @@ class EventStream(Response):
     async def _send_events(self, send: Send, hang_up: HangUp) -> None:
         call, pieces, first = self._call, Pieces(self._call), True
         data = b"".join(pieces.begin())
-        try:
-            while not call.task.done():
-                changes = call.changes
-                more = b"".join(pieces.more())
-                if more and first:
-                    self._first_shown(call)
-                    first = False
-                if data or more:
-                    await send({"type": "http.response.body", "body": data + more, "more_body": True})
-                    data = b""
-                await call.next_change(changes)
-                if hang_up.happened:
-                    return
-            await call.result()
-            if first:
+        while not call.task.done():
+            changes = call.changes
+            more = b"".join(pieces.more())
+            if more and first:
                 self._first_shown(call)
-            self._answered(call)
-            data += b"".join(pieces.end(await self._tops(call)))
-        except ApiError as error:  # the status has already been sent
-            details = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
-            data += requests.event({"error": details})
+                first = False
+            if data or more:
+                await send({"type": "http.response.body", "body": data + more, "more_body": True})
+                data = b""
+            await call.next_change(changes)
+            if hang_up.happened:
+                return
+        await call.result()
+        if first:
+            self._first_shown(call)
+        self._answered(call)
+        data += b"".join(pieces.end(await self._tops(call)))
         await send({"type": "http.response.body", "body": data, "more_body": False})

@@ -21,7 +21,7 @@ from marl_jax.sampling.batcher_thread import BatcherClosed
 from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.requests import OnTokens
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.errors import ApiError, shutting_down
 from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.openai import requests, text, tool_calls
 from marl_jax.serving.openai.json_output import JsonOutput
@@ -320,7 +320,7 @@ async def answer(call: Call, trace: CallTrace, streamed: bool) -> None:
     except ValueError as error:  # rejected by the sampler, for example ids outside the vocabulary
         raise ApiError(400, str(error), param="messages" if call.asked.messages else "prompt") from None
     except BatcherClosed:
-        raise ApiError(503, "the server is shutting down", code="server_ending") from None
+        raise shutting_down() from None
     if wrong := next((a.finish for a in answers if a.finish not in ("stop", "length")), None):
         raise ApiError(500, f"the model did not finish its completion ({wrong})", code="answer_lost")
     written = [a.tokens.tolist() for a in answers]

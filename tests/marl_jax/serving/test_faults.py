@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from marl_jax.serving.http.keys import Keys
+from marl_jax.serving.http.server import in_thread
+from marl_jax.serving.openai.endpoint import Endpoint
 from marl_jax.serving.sessions.traces import TraceFile, read_traces
 from tests.marl_jax.tiny_host import merging_tokenizer
-from tests.marl_jax.tiny_serving import Parrot, endpoint, post, read_until, wait_for
+from tests.marl_jax.tiny_serving import Parrot, endpoint, post, read_until, served, wait_for
 
 HELLO = {"model": "one", "messages": [{"role": "user", "content": "hello"}]}
 ADMIN = "the-admins-key"
@@ -171,6 +173,36 @@ def test_nonsense_by_the_thousand_is_refused_and_leaves_no_trace(caplog):
             assert response.status < 500, body
     assert 200 in statuses and 400 in statuses
     assert not caplog.records
+
+
+def test_requests_that_a_stop_interrupts_get_status_503_and_the_log_one_line(caplog):
+    sampler, answers = Parrot(lambda _: "ab" * 500, delay=0.05), []
+
+    def ask(stream):
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps(HELLO | {"stream": stream}), {"Content-Type": "application/json"}
+        )
+        response = connection.getresponse()
+        answers.append((response.status, response.headers["Retry-After"], response.read().decode()))
+
+    found = Endpoint(served(sampler))
+    threads = [threading.Thread(target=ask, args=(i % 2 == 1,)) for i in range(10)]
+    with caplog.at_level(logging.WARNING):
+        with in_thread(found.application(), drain_seconds=0.3) as url:
+            for thread in threads:
+                thread.start()
+            wait_for(lambda: sampler.under_way == 10)
+        for thread in threads:
+            thread.join()
+    assert [record.getMessage() for record in caplog.records] == [
+        "10 requests did not finish within 0.3 s (serve.drain) and were answered with status 503"
+    ]
+    assert sorted(status for status, _, _ in answers) == [200] * 5 + [503] * 5
+    for status, wait, text in answers:
+        error = json.loads(text if status == 503 else text.rstrip().rpartition("data: ")[2])["error"]
+        assert error["code"] == "server_ending" and wait == ("1" if status == 503 else None)
+    assert sampler.cancelled == 10
 
 
 def test_a_template_that_fails_does_not_name_its_file_to_clients():
