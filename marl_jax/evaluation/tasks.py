@@ -31,6 +31,7 @@ from marl_jax.rollouts.host.episodes import END, Episode, EpisodeRunner, Job
 from marl_jax.rollouts.host.journal import Journal
 from marl_jax.running import processes
 from marl_jax.running.metrics import replace_text
+from marl_jax.running.private_files import make_private_folder
 from marl_jax.serving.remote import remote_speaker
 from marl_jax.setup.tasks import TaskSetup
 
@@ -112,8 +113,8 @@ class TaskEvaluation:
         if self._setup.process[0]:
             return
         path = workdir / task_scores.FOLDER / f"{self._part}_{step:08d}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, "".join(json.dumps({"step": step, **one}) + "\n" for one in self._records))
+        make_private_folder(path.parent)
+        replace_text(path, "".join(json.dumps({"step": step, **one}) + "\n" for one in self._records), private=True)
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
         """Return {}; a task has no round robin."""

@@ -38,6 +38,7 @@ from marl_jax.rollouts.host.episodes import Episode, EpisodeRunner, Job
 from marl_jax.rollouts.labelled import LabelledCompletion, Question
 from marl_jax.running.console import Progress
 from marl_jax.running.metrics import replace_text, write_config
+from marl_jax.running.private_files import make_private_folder
 from marl_jax.running.processes import workdir_lock
 from marl_jax.running.signals import GracefulStop
 from marl_jax.setup.run_fingerprint import model_fingerprint
@@ -54,7 +55,7 @@ def main(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         raise ConfigError([f"config.algo.name is {config.algo.name!r}, but must be 'verifier' for --mode=label"])
     folder = workdir / verifier.FOLDER
     with workdir_lock(workdir), GracefulStop() as stop, contextlib.closing(setup), jax.set_mesh(setup.mesh):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         if not (workdir / "config.json").exists():
             write_config(config, workdir, done=False)
         with Labeller(setup) as labeller:
@@ -232,7 +233,7 @@ def _begin(path: Path, header: dict[str, Any]) -> int:
         RunError: If the file was labelled with other settings.
     """
     if not path.exists() or b"\n" not in path.read_bytes():
-        replace_text(path, json.dumps(header, ensure_ascii=False) + "\n")
+        replace_text(path, json.dumps(header, ensure_ascii=False) + "\n", private=True)
         return 0
     before, questions = labelled.read_file(path)
     for name in before.keys() | header.keys():
@@ -246,7 +247,7 @@ def _begin(path: Path, header: dict[str, Any]) -> int:
     whole = data[: data.rfind(b"\n") + 1]
     if whole != data or before != header:
         rest = whole.partition(b"\n")[2].decode()
-        replace_text(path, json.dumps(header, ensure_ascii=False) + "\n" + rest)
+        replace_text(path, json.dumps(header, ensure_ascii=False) + "\n" + rest, private=True)
     return len(questions)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from marl_jax.running.metrics import JsonLines, read_json_lines, replace_text
+from marl_jax.running.private_files import make_private, make_private_folder
 
 log = logging.getLogger(__name__)
 
@@ -132,11 +133,11 @@ class GameLogs:
             return
         folder = workdir / "logs"
         self._games = workdir / "games.jsonl"
-        self._records = JsonLines(self._games, start)
+        self._records = JsonLines(self._games, start, private=True)
         self._rounds = [_round(row) for row in read_json_lines(self._games)]
         now = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
         model = re.sub(r"[^\w.-]+", "-", config.model.name)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         self._results = folder / f"game_results_{now}.log"
         self._conversation = folder / f"llm_conversation_{now}.log"
         self._summary = folder / f"game_summary_{model}.txt"
@@ -178,7 +179,7 @@ class GameLogs:
 
     def _append(self, path: Path, text: str) -> None:
         try:
-            with path.open("a", encoding="utf-8", errors="replace") as file:
+            with make_private(path).open("a", encoding="utf-8", errors="replace") as file:
                 file.write(text if file.tell() else self._head + text)
         except OSError as error:
             if path not in self._reported:

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.errors import RunError
 from marl_jax.running.console import Progress
+from marl_jax.running.private_files import make_private
 from marl_jax.running.rows import KINDS
 
 log = logging.getLogger(__name__)
@@ -35,13 +36,16 @@ class JsonLines:
     Args:
         path: File to append to. Broken lines are removed.
         start: Step after which rows are removed, or None to keep all; 0 removes all rows.
+        private: Whether only the owner can read the file.
     """
 
-    def __init__(self, path: Path, start: int | None = None):
+    def __init__(self, path: Path, start: int | None = None, private: bool = False):
         self._path = path
         self._warned = False
         path.parent.mkdir(parents=True, exist_ok=True)
         _keep_until(path, start)
+        if private:
+            make_private(path)
         self._file = path.open("a", encoding="utf-8", errors="replace")
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -268,10 +272,12 @@ def _keep_until(path: Path, start: int | None) -> None:
         replace_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Replace a file atomically."""
+def replace_text(path: Path, text: str, private: bool = False) -> None:
+    """Replace a file atomically, for its owner only if it is private."""
     part = path.with_name(path.name + ".part")
     try:
+        if private:
+            make_private(part)
         part.write_text(text, encoding="utf-8", errors="replace")  # lone surrogates cannot be encoded
         os.replace(part, path)
     except OSError as error:

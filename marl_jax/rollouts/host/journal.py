@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from marl_jax.errors import RunError
 from marl_jax.running.line_writer import LineWriter
+from marl_jax.running.private_files import make_private, make_private_folder
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Journal:
             self._lines.close()
 
     def _open(self, path: Path, header: Any) -> BinaryIO:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         lines, size = _whole_lines(path)
         if lines and lines[0] == header:
             self.entries = {(episode, call): entry for episode, call, entry in lines[1:]}
@@ -91,7 +92,7 @@ class Journal:
             return open(path, "ab")
         if lines:
             log.warning("%s belongs to another rollout (%s) and is overwritten", path, lines[0])
-        file = open(path, "wb")  # noqa: SIM115 (closed by `close`)
+        file = open(make_private(path), "wb")  # noqa: SIM115 (closed by `close`)
         file.write(json.dumps(header).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())

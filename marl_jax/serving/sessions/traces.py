@@ -29,6 +29,7 @@ import numpy as np
 
 from marl_jax.errors import RunError
 from marl_jax.running.line_writer import LineWriter
+from marl_jax.running.private_files import make_private, make_private_folder
 from marl_jax.sampling.conversation import Completion
 
 log = logging.getLogger(__name__)
@@ -57,9 +58,9 @@ class TraceFile:
         if self.path is None:
             return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.path.parent)
             whole = None if shared else _whole_bytes(self.path)
-            file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+            file = open(make_private(self.path), "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
             if whole is not None:
                 file.truncate(whole)
         except OSError as error:
@@ -211,7 +212,7 @@ def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
                 return
             try:
                 yield json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise TraceError(f"{path}:{number} is not JSON: {error}") from error
 
 
