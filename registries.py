@@ -19,6 +19,7 @@ import importlib
 import importlib.metadata
 import operator
 import re
+import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -129,10 +130,30 @@ def load_plugins(modules: Iterable[str]) -> None:
     if isinstance(modules, str) or not isinstance(modules, Iterable) or not all(isinstance(m, str) for m in modules):
         raise ValueError(f"{modules!r} must be a tuple of module names")
     for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ValueError(f"plugin {module!r} is not the name of a module, such as 'my_package.games'")
         try:
             importlib.import_module(module)
         except ImportError as error:
             raise ValueError(f"plugin {module!r} cannot be imported: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"plugin {module!r} failed: {describe_failure(error)}") from error
+
+
+def describe_failure(error: BaseException, file: str | None = None) -> str:
+    """Describe an exception in one line: file, line, type and message.
+
+    Args:
+        error: Exception of code that a user wrote.
+        file: File whose last frame is named. Defaults to that of the last frame outside of the import system.
+    """
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    frames = [frame for frame in frames if frame[0] == file or file is None and "importlib" not in frame[0]]
+    if isinstance(error, SyntaxError):
+        frames = [(error.filename or file or "?", error.lineno)]
+    words = " ".join(str(error).split())[:300]
+    place = "{}:{}: ".format(*frames[-1]) if frames else ""
+    return f"{place}{type(error).__name__}{f': {words}' if words else ''}"
 
 
 def _put(noun: str, entries: dict[str, Any], name: str, entry: Any) -> None:

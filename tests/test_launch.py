@@ -164,13 +164,29 @@ def test_help_lists_the_modes_and_the_fields(capsys):
     assert "algo.noise (0.1): Fraction of " in own and "algo.clip_low" not in own
 
 
+@pytest.mark.parametrize(
+    "code, problem",
+    [
+        ("1 / 0", "mine.py:1: ZeroDivisionError: division by zero"),
+        ("def get_config():\n    return {}['steps']", "mine.py:2: KeyError: 'steps'"),
+        ("import sys\nsys.exit(3)", "mine.py:2: SystemExit: 3"),
+        ("open('/no/such/file')", "mine.py:1: FileNotFoundError: [Errno 2]"),
+        ("import json\nvalue = json.loads(3)", "mine.py:2: TypeError: the JSON object must be"),
+        ("def get_config(:", "mine.py:1: SyntaxError: "),
+        ("def get_config():\n    return get_config()", "mine.py:2: RecursionError: "),
+    ],
+)
+def test_an_experiment_that_raises_is_one_line_with_its_place(capsys, tmp_path, code, problem):
+    file = tmp_path / "mine.py"
+    file.write_text(code)
+    (line,) = refused(capsys, f"--config={file}").splitlines()
+    assert line.startswith(f"launch.py: --config={file}: {tmp_path}/{problem}")
+
+
 def test_an_experiment_with_a_mistake_is_reported_with_its_name(capsys, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def get_config():\n    return {}\n")
     assert "get_config returned dict" in refused(capsys, f"--config={file}")
-    file.write_text("def get_config():\n    return undefined.name\n")
-    with pytest.raises(NameError):  # a bug in Python code is shown as such
-        cli.main(["launch.py", f"--config={file}"])
 
 
 def test_a_run_is_found_by_its_folder(started, tmp_path):

@@ -1,6 +1,7 @@
 """Registries: entries imported when asked for, entry points, plugins, and what is refused."""
 
 import importlib.metadata
+import re
 import sys
 
 import pytest
@@ -136,3 +137,27 @@ def test_plugins_are_modules_that_add(module, monkeypatch):
     assert games.get("nim") == 3
     with pytest.raises(ValueError, match="plugin 'no_such_plugin' cannot be imported: No module named"):
         load_plugins(["no_such_plugin"])
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..x", "a..b", "a b", "x.py/", "1a", "\0"])
+def test_a_plugin_is_the_name_of_a_module(name):
+    with pytest.raises(ValueError, match="is not the name of a module"):
+        load_plugins([name])
+
+
+@pytest.mark.parametrize(
+    "code, problem",
+    [
+        ("x = 1\n1 / 0", r"plugin_0.py:2: ZeroDivisionError: division by zero"),
+        ("def f(:", r"plugin_1.py:1: SyntaxError: .*"),
+        ("import sys\nsys.exit('no')", r"plugin_2.py:2: SystemExit: no"),
+        ("raise RuntimeError", r"plugin_3.py:1: RuntimeError"),
+        ("import json\njson.loads('{')", r"\S+: JSONDecodeError: Expecting .*"),
+        ("raise OSError('two\\nlines')", r"plugin_5.py:1: OSError: two lines"),
+    ],
+)
+def test_a_plugin_that_raises_is_one_line_with_its_place(code, problem, module, request):
+    name = module(f"plugin_{request.node.callspec.indices['code']}", code)
+    with pytest.raises(ValueError) as caught:
+        load_plugins([name])
+    assert re.fullmatch(rf"plugin '{name}' failed: \S*{problem}", str(caught.value)), caught.value

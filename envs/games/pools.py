@@ -294,7 +294,7 @@ def load(path: str | os.PathLike, game: str, schema: Schema) -> Pool:
     try:
         header = json.loads(str(arrays.pop("header")))
         stored_game, source, expected = header["game"], header["source"], header["fingerprint"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: cannot read the header of the level pool ({error})") from error
     if stored_game != game:
         raise ValueError(f"{path}: the pool is for {stored_game!r}, but must be for {game!r}")

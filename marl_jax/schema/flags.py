@@ -29,7 +29,7 @@ from marl_jax.algorithms import ALGORITHMS
 from marl_jax.errors import ConfigError
 from marl_jax.schema import adjustments, renamed, run_fields, saved, sweeps
 from models.user_cache import user_cache
-from registries import did_you_mean, load_plugins
+from registries import describe_failure, did_you_mean, load_plugins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXPERIMENTS = REPOSITORY / "experiments"
@@ -183,8 +183,9 @@ def load_experiment(path: str, variant: str | None) -> ConfigDict:
     try:
         spec.loader.exec_module(module)
         config = module.get_config(*([variant] if variant else []))
-    except (ValueError, TypeError, AttributeError, KeyError, ImportError, SyntaxError) as error:
-        raise ConfigError([f"--config={path}{f':{variant}' if variant else ''}: {error}"]) from error
+    except (Exception, SystemExit) as error:
+        problem = str(error) if isinstance(error, ValueError) and str(error) else describe_failure(error, path)
+        raise ConfigError([f"--config={path}{f':{variant}' if variant else ''}: {problem}"]) from error
     if not isinstance(config, ConfigDict):
         kind = type(config).__name__
         raise ConfigError([f"--config={path}: get_config returned {kind}, but must return ml_collections.ConfigDict"])

@@ -126,7 +126,7 @@ class ModelPlace:
         """Whether the base is the folder of a run; model folders have a config.json too."""
         try:
             return "algo" in json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return False
 
 

@@ -149,7 +149,7 @@ def _files(folder: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         files = [folder / Path(name).name for name in names]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{index} is not an index of shards: {error!r}") from error
     absent = [file.name for file in files if not file.exists()]
     if absent:

@@ -10,12 +10,15 @@ import lzma
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from envs.tasks.data.dataset import DataError, Dataset, canonical, summary
 
+MOST_LEVELS = 100  # code that walks through rows is recursive
+TOO_DEEP = f"nested too deeply; rows must have at most {MOST_LEVELS} levels"
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _MARK = b"\xef\xbb\xbf"  # byte order mark, which some editors write at the beginning of a UTF-8 file
 
@@ -86,10 +89,21 @@ def _parse(raw: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"invalid JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
-        raise ValueError("invalid JSON: nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
+    if raw.count(b"[") + raw.count(b"{") > MOST_LEVELS and _levels(row) > MOST_LEVELS:
+        raise ValueError(TOO_DEEP)
     if not isinstance(row, dict):
         raise ValueError(f"{row!r:.80} is not a JSON object")
     return row
+
+
+def _levels(value: Any) -> int:
+    """Return the number of levels of nesting, without recursion."""
+    levels, here = 0, [value]
+    while here := [x for x in here if isinstance(x, dict | list)]:
+        levels += 1
+        here = [item for x in here for item in (x.values() if isinstance(x, dict) else x)]
+    return levels
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -100,7 +114,7 @@ def _opened(path: Path) -> BinaryIO:
         unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the dataset exists)
         with _OPENERS[path.suffix](path, "rb") as packed:
             shutil.copyfileobj(packed, unpacked)
-    except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise DataError(f"{path}: not a complete {path.suffix} file: {error}") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None

@@ -135,8 +135,10 @@ class Admin:
         check_admin(request)
         body = await app.read_json(request)
         model, step = body.get("model"), body.get("step", "newest")
-        if model not in self._sessions.models:
+        if not isinstance(model, str) or model not in self._sessions.models:
             raise unknown_model(str(model), self._sessions.models)
+        if isinstance(step, bool) or not isinstance(step, str | int):
+            raise ApiError(400, f"step is {step!r:.80}, but must be 'newest', 'best' or a number", param="step")
         if self._reload is None:
             raise ApiError(
                 400, f"the weights of {model!r} cannot be reloaded, because they do not come from a run", param="model"

@@ -5,6 +5,7 @@ import gzip
 import http.server
 import json
 import lzma
+import random
 import subprocess
 import sys
 import threading
@@ -134,13 +135,38 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path):
             (4, "invalid UTF-8: byte 0xff at column 8"),
             (5, "[1] is not a JSON object"),
             (6, "half of a surrogate pair"),
-            (7, "invalid JSON: nested too deeply"),
+            (7, "nested too deeply"),
         ]
     ):
         assert lines[number].startswith(f"{path}:{line}: ") and what in lines[number]
     assert lines[5] == "and 1 more"
     path.write_bytes(b"\xef\xbb\xbf" + good + b"  \n" + good[:-1])
     assert [from_jsonl(path).where(i) for i in (0, 1)] == [f"{path}:1", f"{path}:3"] and len(from_jsonl(path)) == 2
+
+
+@pytest.mark.parametrize("depth", [100, 900, 5000])
+def test_rows_that_are_nested_deeply_are_a_line(depth, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": ' + "[" * 99 + "]" * 99 + '}\n{"a": ' + "[" * depth + "]" * depth + "}\n")
+    with pytest.raises(DataError, match="rows.jsonl:2: .*nested too deeply"):
+        from_jsonl(path)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_any_damage_to_a_packed_file_is_one_error(suffix, tmp_path):
+    rng = random.Random(0)
+    whole = (gzip if suffix == ".gz" else lzma).compress(b"".join(b'{"a": %d}\n' % i for i in range(3000)))
+    path, refused = tmp_path / f"rows.jsonl{suffix}", 0
+    for _ in range(60):
+        data = bytearray(whole)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(bytes(data[: rng.choice([len(data), rng.randrange(len(data))])]))
+        try:
+            from_jsonl(path)
+        except DataError as error:
+            assert str(error).startswith(str(path))
+            refused += 1
+    assert refused > 30
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])

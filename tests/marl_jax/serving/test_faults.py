@@ -105,6 +105,18 @@ def test_sessions_that_were_left_behind_are_ended():
         assert post(url, "/v1/chat/completions", HELLO, used["key"])[0] == 200
 
 
+def test_fields_of_the_admin_of_any_type_are_refused():
+    async def reload(model, step):
+        return 1
+
+    with endpoint(Parrot(), reload=reload) as (url, _):
+        for value in ([], ["one"], {}, 3, None, True, "nine"):
+            assert post(url, "/v1/weights", {"model": value})[0] == 404, value
+        for value in ([], {}, 0.5, None, True):
+            assert post(url, "/v1/weights", {"model": "one", "step": value})[0] == 400, value
+        assert post(url, "/v1/weights", {"model": "one", "step": 3})[0] == 200
+
+
 def test_weights_and_pausing_are_the_admins():
     asked = []
 
