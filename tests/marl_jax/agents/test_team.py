@@ -23,15 +23,9 @@ from marl_jax.setup.run_fingerprint import run_fingerprint
 from marl_jax.setup.train_programs import resumed, saved
 from marl_jax.setup.weights import restore_weights
 from models.weights.load import load
-from tests.marl_jax import tiny_team
 from tests.marl_jax.tiny_engine import quick_jit
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("team")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,9 +57,9 @@ def sampled(setup, train_states):
 
 
 @pytest.fixture(scope="module")
-def team(folder):
+def team(team_config):
     """Return setup, optimizer, train states and samples of one step of AT-GRPO."""
-    setup, optimizer, train_states = start(tiny_team.config(folder))
+    setup, optimizer, train_states = start(team_config())
     samples = sampled(setup, train_states)
     return setup, optimizer, train_states, jax.device_get(samples)
 
@@ -152,9 +146,9 @@ def test_rows_of_others_are_left_out_of_the_update(team):
 
 
 @pytest.mark.nightly
-def test_rows_of_others_are_harmless_behind_long_rules(folder):
+def test_rows_of_others_are_harmless_behind_long_rules(team_config):
     """The rules are prefilled once and left out of rows; rows of the other model must not start before theirs."""
-    config = tiny_team.config(folder)
+    config = team_config()
     config.env.text = "full"
     config.algo.filter_zero_std_groups = True  # leaves room among the trained rows for those of the other model
     setup, optimizer, train_states = start(config)
@@ -174,11 +168,12 @@ def test_rows_of_others_are_harmless_behind_long_rules(folder):
 
 
 @pytest.fixture(scope="module")
-def finished(folder):
+def finished(team_config, tmp_path_factory):
     """Return config and folder of a run of two steps."""
-    config = tiny_team.config(folder)
-    train.train(config, folder / "run")
-    return config, folder / "run"
+    config = team_config()
+    workdir = tmp_path_factory.mktemp("team") / "run"
+    train.train(config, workdir)
+    return config, workdir
 
 
 @pytest.mark.nightly
@@ -247,9 +242,9 @@ def test_a_checkpoint_holds_what_both_models_learnt(finished):
 
 @pytest.mark.nightly_for("dapo", "grpo")
 @pytest.mark.parametrize("algo", ["ppo", "grpo", "dapo"])
-def test_a_step_of_every_algorithm_fits_together(folder, algo):
+def test_a_step_of_every_algorithm_fits_together(team_config, algo):
     """The step is traced, not compiled."""
-    config = tiny_team.config(folder, "grpo" if algo == "dapo" else algo)
+    config = team_config("grpo" if algo == "dapo" else algo)
     if algo == "dapo":
         config.algo.overlong = "penalty"
         config.rollout.update(dict(completion="free", max_new_tokens=4))
@@ -272,8 +267,8 @@ def test_a_step_of_every_algorithm_fits_together(folder, algo):
 
 
 @pytest.mark.nightly
-def test_policies_without_a_model_of_their_own_share_one_or_copy_it(folder):
-    config = tiny_team.config(folder)
+def test_policies_without_a_model_of_their_own_share_one_or_copy_it(team_config):
+    config = team_config()
     config.policies.executor.model = {}
     copies = setups.make(config)
     assert [backbone.policies for backbone in copies.backbones] == [("executor",), ("planner",)]
@@ -286,8 +281,8 @@ def test_policies_without_a_model_of_their_own_share_one_or_copy_it(folder):
 
 
 @pytest.mark.nightly
-def test_a_frozen_model_is_only_read(folder, team):
-    config = tiny_team.config(folder, executor=dict(frozen=True))
+def test_a_frozen_model_is_only_read(team_config, other_model, tmp_path, team):
+    config = team_config(executor=dict(frozen=True))
     setup, optimizer, train_states = start(config)
     assert [backbone.name for backbone in setup.trained_backbones] == ["planner"]
     assert not train_states["executor"].trained
@@ -298,21 +293,21 @@ def test_a_frozen_model_is_only_read(folder, team):
     samples = team[3].replace(loss_weights=team[3].loss_weights * (team[3].seat == 0))
     with jax.set_mesh(setup.mesh):
         learnt, _ = quick_jit(functools.partial(learn_step, setup, optimizer))(train_states, samples, jax.random.key(0))
-    as_it_came = load(tiny_team.other_folder(folder))[1]
+    as_it_came = load(other_model)[1]
     jax.tree.map(np.testing.assert_array_equal, learnt["executor"].weights, {"model": as_it_came})
     same = jax.tree.map(np.array_equal, learnt["planner"].trained["model"], train_states["planner"].trained["model"])
     assert not all(jax.tree.leaves(same))
 
-    checkpoints = Checkpoints(folder / "frozen")
+    checkpoints = Checkpoints(tmp_path / "frozen")
     checkpoints.save(1, saved(learnt, jnp.zeros(3)), {})
     checkpoints.close()
-    _, weights = restore_weights(setup, folder / "frozen")
+    _, weights = restore_weights(setup, tmp_path / "frozen")
     jax.tree.map(np.testing.assert_array_equal, weights["executor"], {"model": as_it_came})
     jax.tree.map(np.testing.assert_array_equal, weights["planner"]["model"], learnt["planner"].trained["model"])
 
 
-def test_tokenizers_must_agree_where_one_model_reads_the_prompts_of_all(folder):
-    config = tiny_team.config(folder, "ppo")
+def test_tokenizers_must_agree_where_one_model_reads_the_prompts_of_all(team_config):
+    config = team_config("ppo")
     config.algo.critic = "central"
     with pytest.raises(
         ConfigError, match="config.algo.critic is 'central' with policies that have different tokenizers"
@@ -322,7 +317,7 @@ def test_tokenizers_must_agree_where_one_model_reads_the_prompts_of_all(folder):
     setups.make(config)
 
 
-def test_what_works_with_one_model_says_so(folder):
-    setup = setups.make(tiny_team.config(folder))
+def test_what_works_with_one_model_says_so(team_config):
+    setup = setups.make(team_config())
     with pytest.raises(ConfigError, match=r"different models \(executor \(smollm2-135m\), planner \(tiny\)\)"):
         _ = setup.backbone

@@ -25,7 +25,7 @@ from marl_jax.sampling.settings import Sampling
 from marl_jax.schema import run_fields, validate
 from marl_jax.setup.train_programs import saved
 from models.weights.load import load
-from tests.marl_jax import tiny_task, tiny_team
+from tests.marl_jax import tiny_task
 from tests.marl_jax.modes.test_task_runs import untimed
 from tests.marl_jax.tiny_host import FakeSampler, conversation, free_policy, make_rollout
 from tests.models.tiny_models import quick_jit
@@ -144,10 +144,9 @@ def test_moments_stay_where_an_adapter_does_not_learn(kind):
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
+def mixed(other_model):
     """A step of two agents with different shapes and tokenizers: (config, samples, before, after, …)."""
-    folder = tiny_team.other_folder(tmp_path_factory.mktemp("models"))
-    other = models.model("smollm2-135m", weights=str(folder), dtype="float32", remat="none")
+    other = models.model("smollm2-135m", weights=str(other_model), dtype="float32", remat="none")
     config = tiny_task.get_config("ppo+debate_of_bytes")
     config.task.update(dict(n_episodes=2, max_length=256))
     config.algo.update(dict(tis_clip=0.0))
@@ -162,7 +161,7 @@ def mixed(tmp_path_factory):
         learnt, metrics = learn(states, samples, jax.random.key(1))
     rollout.close()
     setup.close()
-    return setup, folder, samples, (states, learnt, metrics), learn
+    return setup, samples, (states, learnt, metrics), learn
 
 
 def start(setup):
@@ -176,7 +175,7 @@ def start(setup):
 @pytest.mark.nightly
 def test_models_of_different_tokenizers_exchange_text(mixed):
     """Each model reads the other's completions in its own tokens."""
-    setup, _, samples, *_ = mixed
+    setup, samples, *_ = mixed
     samples = jax.device_get(samples)
     tokenizers = {b.name: b.tokenizer for b in setup.backbones}
     assert tokenizers["bytes"].fingerprint != tokenizers["pairs"].fingerprint
@@ -193,7 +192,7 @@ def test_models_of_different_tokenizers_exchange_text(mixed):
 
 @pytest.mark.nightly
 def test_every_model_learns_from_its_own_answers(mixed):
-    setup, _, samples, (states, learnt, metrics), learn = mixed
+    setup, samples, (states, learnt, metrics), learn = mixed
     for name in ("bytes", "pairs"):
         assert float(metrics[f"{name}/logprob_diff"]) < 1e-4, "the learner scores what the sampler drew"
         assert int(metrics[f"{name}/completions_trained"]) == 4
@@ -205,15 +204,15 @@ def test_every_model_learns_from_its_own_answers(mixed):
     assert equal(after["pairs"].trained, learnt["pairs"].trained), "what the other learns changes nothing"
 
 
-def test_a_frozen_model_is_given_to_no_update_and_stays_as_it_came(mixed, monkeypatch):
+def test_a_frozen_model_is_given_to_no_update_and_stays_as_it_came(mixed, other_model, monkeypatch):
     """Only check which train states the update changes."""
-    setup, folder, samples, *_ = mixed
+    setup, samples, *_ = mixed
     config = setup.config.copy_and_resolve_references()
     config.policies.pairs.frozen = True
     frozen = setups.make(config)
     assert frozen.learns == tuple(name == "bytes" for name in frozen.team.policies)
     states, _ = start(frozen)
-    assert equal(states["pairs"].weights, {"model": load(folder)[1]}) and not states["pairs"].trained
+    assert equal(states["pairs"].weights, {"model": load(other_model)[1]}) and not states["pairs"].trained
     assert not [x for x in jax.tree.leaves(states["pairs"].optimizer) if x.ndim], "no moments"
     updated = []
 

@@ -18,7 +18,7 @@ from marl_jax.learning.learn_step import optimizer_for
 from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.setup.train_programs import at_start, programs
 from tests.marl_jax import tiny_history as tiny
-from tests.marl_jax import tiny_play, tiny_run, tiny_team
+from tests.marl_jax import tiny_play, tiny_run
 from tests.marl_jax.tiny_play import TOKENIZER
 
 pytestmark = pytest.mark.long
@@ -139,8 +139,8 @@ def in_history(config, **env):
 
 
 @pytest.mark.nightly
-def test_models_with_tokenizers_of_their_own(tmp_path_factory):
-    config = in_history(tiny_team.config(tmp_path_factory.mktemp("team"), "ppo"), history_turns=4)
+def test_models_with_tokenizers_of_their_own(team_config):
+    config = in_history(team_config("ppo"), history_turns=4)
     config.rollout.update(dict(num_envs=2, unroll_length=12))
     setup = setups.make(config)
     program = tiny.Program(setup.rollout)
