@@ -23,7 +23,7 @@ from tests.marl_jax.tiny_host import FakeSampler, answers_of, assert_equal_sampl
 
 pytestmark = pytest.mark.long
 
-PROGRAM = Path(__file__).parents[2] / "tiny_program.py"
+PROGRAM = Path(__file__).parent / "agent_program.py"
 ROLES = ("solver", "verifier")
 
 
