@@ -93,16 +93,12 @@ def weights(policy, seed=0, reference=False):
 @functools.cache
 def _weights(policy, seed, reference):
     """Kept on the host, since whoever gets them may donate them to a program."""
-
-    @jax.jit
-    def made(key):
-        trained, frozen = policy.init(policy.model.init(key), key, reference)
-        leaves, tree = jax.tree.flatten(trained)
-        keys = jax.random.split(key, len(leaves))
-        leaves = [x + 0.2 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-        return jax.tree.unflatten(tree, leaves), frozen
-
-    return jax.device_get(made(jax.random.key(seed)))
+    key = jax.random.key(seed)
+    trained, frozen = policy.init(policy.model.init(key), key, reference)
+    leaves, tree = jax.tree.flatten(trained)
+    keys = jax.random.split(key, len(leaves))
+    leaves = [x + 0.2 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    return jax.device_get((jax.tree.unflatten(tree, leaves), frozen))
 
 
 def ppo(**changes):

@@ -71,4 +71,4 @@ def by_hand(completion_of, n_completions: int | None = None, n_seats: int = 1, *
         advantages=wide,
         returns=wide,
     )
-    return jax.tree.map(jnp.asarray, Samples(**{**given, **fields}))
+    return jax.device_put(Samples(**{**given, **fields}))

@@ -1,5 +1,6 @@
 """The update: advantages from a real rollout, gradients, values that are not finite, schedules."""
 
+import dataclasses
 import functools
 
 import jax
@@ -53,7 +54,8 @@ def update_program(algo, optimizer, **settings):
 def prepared(algo, samples=None, **settings):
     """Return samples with advantages, by default those of a rollout."""
     _, trained, frozen, own = played(**settings)
-    compute_advantages = prepare_program(algo, **settings)
+    same = dataclasses.replace(algo, minibatches=1, grad_accum_steps=1, epochs=1, entropy_coef=0.0, value_clip=0.0)
+    compute_advantages = prepare_program(same, **settings)  # advantages do not depend on these settings
     return compute_advantages({**frozen, **trained}, own if samples is None else samples)
 
 
@@ -69,9 +71,10 @@ def step(algo, rows=None, optimizer=SGD, program=None, **settings):
 
 def moved(train_state, **settings):
     """Return how far each part of the weights has moved."""
-    before = played(**settings)[1]
-    distance = lambda a, b: float(optax.tree.norm(jax.tree.map(jnp.subtract, a, b)))  # noqa: E731
-    return {part: distance(train_state.trained[part], before[part]) for part in before}
+    before = jax.device_get(played(**settings)[1])
+    after = jax.device_get(train_state.trained)
+    squares = {part: jax.tree.map(lambda a, b: np.sum((a - b) ** 2), after[part], before[part]) for part in before}
+    return {part: float(np.sqrt(sum(jax.tree.leaves(tree)))) for part, tree in squares.items()}
 
 
 def test_prepare_equals_walking_the_streams():
@@ -218,14 +221,14 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     train_state, metrics = step(algo, rows=spoilt, optimizer=optimizer)
     assert int(metrics["skipped"]) == 2 and int(metrics["skipped_in_a_row"]) <= 2
     assert moved(train_state)["model"] > 0 and all(
-        bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(train_state.trained)
+        np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(train_state.trained))
     )
 
 
 @pytest.mark.nightly_for("settings1", "settings0")
 @pytest.mark.parametrize("settings", [{}, dict(critic="central"), dict(lora=2)])
 def test_everything_that_should_learn_learns(settings):
-    train_state, metrics = step(tiny_play.ppo(kl_coef=0.1, minibatches=1), **settings)
+    train_state, metrics = step(tiny_play.ppo(kl_coef=0.1, minibatches=1, entropy_coef=0.0), **settings)
     _, _, frozen, _ = played(**settings)
     for part, distance in moved(train_state, **settings).items():
         assert distance > 1e-5, part
@@ -235,7 +238,7 @@ def test_everything_that_should_learn_learns(settings):
 
 def test_each_adapter_learns_from_its_own_agent_only():
     trained = played(lora=2)[1]
-    algo = tiny_play.ppo(minibatches=1, entropy_coef=0.0)
+    algo = tiny_play.ppo(kl_coef=0.1, minibatches=1, entropy_coef=0.0)
     rows = prepared(algo, lora=2)
     only_first = rows.replace(loss_weights=(rows.policy == 0).astype(jnp.float32)[:, None])
     train_state, _ = step(algo, rows=only_first, lora=2)
