@@ -256,14 +256,14 @@ def keep_if_done(done: jax.Array, old: State, new: State) -> State:
     return jax.tree.map(lambda a, b: jnp.where(done, a, b), old, new)
 
 
-def reset_done(game: Game, states: State, keys: jax.Array, chunk: int = 128) -> State:
+def reset_done(game: Game, states: State, keys: jax.Array, chunk: int = 128, ended: jax.Array | None = None) -> State:
     """Start a new game in every finished row of a batch of states.
 
     Equivalent to resetting all rows with `game.reset(keys[b])` and selecting. Only finished rows are dealt, `chunk` at
     a time: dealing is more expensive than a step (a shuffle, a new level), and few rows of a large batch finish at the
-    same step.
+    same step. If given, `ended` (bool [B]) says which rows are finished.
     """
-    done = jax.vmap(game.done)(states)
+    done = jax.vmap(game.done)(states) if ended is None else ended
     if game.reset_is_free:
         return jax.vmap(keep_if_done)(~done, states, jax.vmap(game.reset)(keys))
     rows = keys.shape[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -13,7 +13,7 @@ from envs.tasks.chat import Chat
 from envs.tasks.replies import CallFailed, CallTimeout, EpisodeError, Reply, TaskError
 from envs.tasks.task import Outcome, Session, Task
 
-Answering = Callable[[int, list[dict[str, str]], int], str]
+Answering = Callable[[int, list[dict[str, str]], int], str | Awaitable[str]]
 """(seat, messages so far, index of the candidate) -> reply."""
 
 
@@ -27,7 +27,8 @@ class ScriptedChat(Chat):
     async def _answer(self, text, n, sampling, label):
         self.messages.append({"role": "user", "content": text})
         await asyncio.sleep(0)
-        self._texts = [self._ask.answer(self.seat, self.messages, k) for k in range(n)]
+        texts = [self._ask.answer(self.seat, self.messages, k) for k in range(n)]
+        self._texts = [await text if inspect.isawaitable(text) else text for text in texts]
         replies = [Reply(text) for text in self._texts]
         self._ask.replies += [(self.seat, self.turn, reply) for reply in replies]
         return replies

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from envs.tasks import arithmetic, make_task
+from envs.tasks import TASKS, arithmetic
 from envs.tasks.math import prompts as math_prompts
 from envs.tasks.math import sources
 from envs.tasks.math.extract import FORMS
@@ -169,7 +169,7 @@ def make_questions(dataset: str, source: Mapping[str, Any]) -> Questions:
     if dataset == ARITHMETIC:
         return ArithmeticQuestions(**source)
     if dataset in KNOWN_ANSWERS:
-        return KnownAnswers(make_task(dataset, **source))
+        return KnownAnswers(TASKS.get(dataset)(**source))
     try:
         sources.check_name(dataset)
     except ValueError:
