@@ -16,10 +16,12 @@ from ml_collections import ConfigDict
 from configs import defaults, tasks, variants
 
 GROUP = tasks.GROUP
-FORMS = ("single", "single_grpo", "roles_prompt", "roles_grpo", "at_grpo_shared", "at_grpo_per_role")
+FORMS = (
+    "single", "single_grpo", "roles_prompt", "roles_grpo", "at_grpo_shared", "at_grpo_per_role", "at_grpo_separate",
+)  # fmt: skip
 UNTRAINED = ("single", "roles_prompt")
 DEFAULT = "at_grpo_shared"
-ADAPTER_LR = 1e-4
+ADAPTER_LR, SEPARATE_LR = 1e-4, 1e-5
 
 
 def reasoning(
@@ -44,6 +46,7 @@ def reasoning(
     - `single_grpo`, `roles_grpo`: Groups of complete episodes.
     - `at_grpo_shared`: Groups of candidates for one prompt, with one policy for all roles (the default).
     - `at_grpo_per_role`: The same with an adapter for each role, or a copy of the embedded model.
+    - `at_grpo_separate`: The same with a model for each role, all of whose weights are trained.
 
     Args:
         task: Name of the task.
@@ -79,19 +82,21 @@ def reasoning(
     # AT-GRPO samples GROUP completions per prompt, GRPO plays each example GROUP times.
     candidates = GROUP if config.algo.name == "at_grpo" else 1
     config.task.n_episodes = room // (answers[0 if is_single else 1] * candidates)
-    if form == "at_grpo_per_role":
-        per_role(config, seats)
+    if form in ("at_grpo_per_role", "at_grpo_separate"):
+        per_role(config, seats, adapters=form == "at_grpo_per_role")
     return config
 
 
-def per_role(config: ConfigDict, seats: Sequence[str]) -> None:
+def per_role(config: ConfigDict, seats: Sequence[str], adapters: bool = True) -> None:
     """Give each role its own policy: an adapter on one base, or a copy.
 
     The embedded model is copied, because it starts from random weights.
     """
     config.agents = ConfigDict({seat: seat for seat in seats})
     config.policies = ConfigDict({seat: defaults.policy() for seat in seats})
-    if config.model.name != "tiny" and not config.model.lora.rank:
+    if config.model.lora.rank and not adapters:
+        config.model.lora.rank, config.model.param_dtype, config.optim.lr = 0, "float32", SEPARATE_LR
+    elif config.model.name != "tiny" and not config.model.lora.rank and adapters:
         config.model.lora.rank = 32
         config.optim.lr = max(config.optim.lr, ADAPTER_LR)
 
