@@ -21,6 +21,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("**/*.md"))]
 CURRENT = [page for page in PAGES if "lab" not in page.parts]
 MODES = ("train", "eval", "play", "serve", "report", "label", "serve_reward", "export", "compile", "config")
+SHARED_FLAGS = ("runner.py", "trials.py", "flags.py")
+"""Files whose flags other commands of their folder have."""
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
 
 
@@ -143,7 +145,7 @@ def check_module(arguments: list[str], line: str):
     source = Path(spec.origin).read_text()
     if spec.submodule_search_locations:
         source = (folder / "__main__.py").read_text()
-    source += "".join(path.read_text() for path in folder.glob("*.py") if path.name in ("command.py", "flags.py"))
+    source += "".join(path.read_text() for path in folder.glob("*.py") if path.name in SHARED_FLAGS)
     for flag in re.findall(r"(?<=^--)[\w-]+", "\n".join(rest), re.M):
         known = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
         assert f"--{flag}" in known or flag.replace("-", "_") in known or flag in source, f"{line}: --{flag}"

@@ -1,213 +1,132 @@
-"""Planning table: one agent or planner and executor, untrained, GRPO or AT-GRPO.
+"""Planning table: one agent or several roles, untrained, GRPO or AT-GRPO.
 
     python -m experiments.tables.planning                                       # the embedded model, two CPU cores
-    python -m experiments.tables.planning --model=smollm2 --jobs=3              # one GPU
-    python -m experiments.tables.planning --only=plan_path/at_grpo,sudoku/grpo --steps=100 --seeds=2
+    python -m experiments.tables.planning --model=smollm2 --jobs=3 --only=plan_path,sokoban,sudoku        # one GPU
+    python -m experiments.tables.planning --model=qwen2.5-coder-1.5b --only=team_plan_path --seeds=3 --stop_when=0.98
+    python -m experiments.tables.planning --model=qwen2.5-coder-1.5b --only=team_plan_path --runs=FOLDER --collect
 
-A random model cannot improve by playing, so all rows start from a common warm start: a few steps (SFT_STEPS) of
-imitation of the solver, one run for each game and form of roles. `--sft_steps=0` skips it. All rows that learn have the
-same sample budget, which is checked. With `--seeds=2` everything is run twice, including warm starts. Each run is a
-separate `launch.py` with its own folder under --workdir, so the same command continues where it was stopped and
-collects finished runs. `--config.FIELD=VALUE` goes to every run; fields of learning go only to the rows. SIGTERM and
-Ctrl-C are passed on: running runs save and stop, and the table shows the results so far.
+The groups `plan_path`, `sokoban` and `sudoku` are games in which a model chooses every move, alone or as planner and
+executor. A random model cannot improve by playing, so all of their rows start from a common warm start: a few steps
+(SFT_STEPS) of imitation of the solver, one run for each game, form of roles and seed. `--sft_steps=0` skips it. All
+rows that learn have the same sample budget, which is checked. Rows without training show the first evaluation of a row
+that learns from the same start.
 
-The table is written to planning.md, planning.csv and planning.svg in --workdir. Intervals are those of the evaluation
-(95 %).
+The groups `team_plan_path`, `team_sokoban` and `team_sudoku` are the team of the AT-GRPO paper: a tool agent writes a
+program and a plan agent decides (`planning_team.py`, `trials.py`). Runs end after --steps updates or once --stop_when
+is reached. Finished runs from elsewhere are recognised by their config.json in the folders --runs; they need
+metrics.jsonl, events.jsonl and either answers/test_STEP.jsonl of `--mode=eval` or their checkpoints.
+
+`--config.FIELD=VALUE` goes to every run; fields of learning go only to the rows that learn. The table is written to
+planning.md, planning.csv and planning.svg in --workdir.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import dataclasses
-import importlib
-import itertools
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from configs import planning as puzzles
-from experiments.tables.charts import Bar, bar_chart
-from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds, select, without_learning
-from experiments.tables.runs import Rate, Runs, counted, evaluation, evaluations, is_done
+from experiments.tables import planning_team as team
+from experiments.tables import records, trials
+from experiments.tables.intervals import Rate
+from experiments.tables.runner import Figure, Page, Run, Session, Table, at_least, check_budgets, config_of, main
+from experiments.tables.runner import markdown_table as table_of
 
 GAMES = {"plan_path": "Plan-Path", "sokoban": "Sokoban", "sudoku": "Sudoku"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Row:
-    """A row of the table.
+    """A row of the games.
 
     Attributes:
         words: Display name.
-        form: Form of the experiment (`configs/planning.py`); PER_ROLE depends on the model.
-        learns: Whether the row is trained; otherwise it shows the untuned model.
+        run: Form of the experiment (`configs/planning.py`); PER_ROLE depends on the model.
         opponent: Row of the evaluation that counts.
-        run: Row whose folder is used; "" uses its own.
-        twin: Row that learns from the same start, so that its evaluation before training gives the same result.
+        learns: Whether evaluations after training are shown.
     """
 
     words: str
-    form: str
-    learns: bool = True
+    run: str
     opponent: str = "self"
-    run: str = ""
-    twin: str = ""
+    learns: bool = True
 
 
-PER_ROLE = "per role"
+PER_ROLE = "per_role"
 ROWS = {
-    "single": Row("one agent", "single", learns=False, twin="grpo"),
+    "single": Row("one agent", "grpo", learns=False),
     "grpo": Row("one agent + GRPO", "grpo"),
-    "roles": Row("planner and executor, prompts only", "roles", learns=False, twin="at_grpo"),
+    "roles": Row("planner and executor, prompts only", "at_grpo", learns=False),
     "roles_grpo": Row("planner and executor + GRPO", "roles_grpo"),
     "at_grpo": Row("planner and executor + AT-GRPO, shared", "at_grpo"),
     "per_role": Row("planner and executor + AT-GRPO, per role", PER_ROLE),
-    "swapped": Row("… the same, roles swapped", PER_ROLE, opponent="swapped", run="per_role"),
+    "swapped": Row("… the same, roles swapped", PER_ROLE, "swapped"),
 }
-WARM = {"single": "sft", "roles": "roles_sft"}  # forms of the warm starts
 SFT_STEPS = {"plan_path": 20, "sokoban": 40, "sudoku": 40}
 """Steps of imitation after which the embedded model solves a tenth to two fifths: a start with room to improve."""
+LEVELS = 512
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """Result of a row with one seed.
-
-    Attributes:
-        game: Name of the game.
-        row: Name of the row.
-        seed: Random seed.
-        before: Success before training.
-        after: Success after training.
-        answers: Maximum number of completions in training, or None without training.
-        used: Number of completions in training, or None if the run did not count them. GRPO leaves some of the room
-            empty.
-    """
-
-    game: str
-    row: str
-    seed: int
-    before: Rate | None
-    after: Rate | None
-    answers: int | None = None
-    used: int | None = None
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this table."""
+    trials.add_flags(parser)
+    add = parser.add_argument
+    add("--small", action="store_true", help="Use the small sizes of the embedded model for any model")
+    add("--sft_steps", type=at_least(-1), default=-1, help="Number of imitation steps; 0 for none, -1 for the game's")
+    add("--games", type=at_least(0), default=0, help="Number of concurrent games of one agent; other forms play fewer")
+    add("--stop_when", type=float, default=0.0, help="Rate of right first completions that ends a team's run; 0: never")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is missing and write the table.
-
-    Returns:
-        Exit status: 1 if a run failed, 130 if the command was stopped.
-    """
-    flags, passed = parse(argv)
-    wanted = select("planning", flags.only, GAMES, ROWS)
-    check_budgets(flags, wanted)
-    folder = Path(flags.workdir)
-    failed, stopped = ([], False) if flags.collect else run_rounds(plan(flags, wanted, passed), folder, flags.jobs)
-    results = collect(flags, wanted)
-    if flags.collect and not any(result.before or result.after for result in results):
-        raise SystemExit(f"planning.py: {folder} has no runs to collect")
-    status = finish("planning", folder, markdown(results, flags), drawing(results), failed, stopped)
-    write_csv(results, folder / "planning.csv")
-    return status
-
-
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the flags of the table and those for every run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_flags(parser, "planning")
-    parser.add_argument("--small", action="store_true", help="Use the small sizes of the embedded model for any model")
-    parser.add_argument("--only", default="", help="Rows as GAME/ROW or GAME, separated by commas")
-    parser.add_argument(
-        "--sft_steps", type=at_least(-1), default=-1, help="Number of steps of imitation; 0 for none, -1 for the game's"
-    )
-    parser.add_argument(
-        "--games", type=at_least(0), default=0, help="Number of concurrent games of one agent; other forms play fewer"
-    )
-    parser.add_argument("--eval_games", type=at_least(1), default=512)
-    parser.add_argument(
-        "--seeds", type=at_least(1), default=1, help="Number of runs of every row, with the seeds 0, 1, …"
-    )
-    flags, passed = read_flags(parser, "planning", argv)
-    if flags.seeds > 1 and any(flag.startswith("--config.seed=") for flag in passed):
-        parser.error("--seeds sets the seed of every run; remove --config.seed")
-    return flags, passed
-
-
-# ------------------------------------------------------------------------------------------------------------- runs
-
-
-def experiment(flags: argparse.Namespace, form: str) -> str:
-    """Return the form for `--config`, the part after the colon."""
+def experiment(session: Session, game: str, form: str) -> str:
+    """Return the experiment of a form."""
     if form == PER_ROLE:  # adapters on a random base learn little; copies of a large model need much memory
-        form = "at_grpo_lora" if flags.model else "at_grpo_apart"
-    parts = [form, flags.model, "small" if flags.small and flags.model else ""]
-    return "+".join(part for part in parts if part)
+        form = "at_grpo_lora" if session.flags.model else "at_grpo_apart"
+    small = "+small" if session.flags.small and session.flags.model else ""
+    return f"experiments/{game}.py:{session.form(form)}{small}"
 
 
-def config_of(flags: argparse.Namespace, game: str, row: str):
-    """Return the config of a row: the experiment's, with the table's flags."""
-    form = experiment(flags, ROWS[row].form)
-    config = importlib.import_module(f"experiments.{game}").get_config(form)
-    if flags.steps:
-        config.steps = flags.steps
-    if flags.games:
-        config.rollout.num_envs = flags.games // puzzles.fewer(form.split("+")[0])
-    return config
+def size_of(session: Session, game: str, run: str) -> tuple[int, int, int]:
+    """Return the numbers of updates, of concurrent games, and of completions at most.
 
-
-def answers(config: Mapping) -> int:
-    """Return the maximum number of completions in training.
-
-    GRPO plays complete episodes only, so it leaves some of the room empty.
+    GRPO plays complete games only, so it leaves some of its room for completions empty.
     """
-    candidates = config["algo"]["group_size"] if config["algo"]["name"] == "at_grpo" else 1
-    return config["steps"] * config["rollout"]["num_envs"] * config["rollout"]["unroll_length"] * candidates
+    path = experiment(session, game, run)
+    config = config_of(path)
+    steps, games = session.flags.steps or config.steps, config.rollout.num_envs
+    if session.flags.games:
+        games = session.flags.games // puzzles.fewer(path.partition(":")[2].split("+")[0])
+    candidates = config.algo.group_size if config.algo.name == "at_grpo" else 1
+    return steps, games, steps * games * config.rollout.unroll_length * candidates
 
 
-def check_budgets(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> None:
+def check(session: Session) -> None:
     """Exit unless all rows of a game that learn have the same budget."""
-    for game in GAMES:
-        budgets = {row: answers(config_of(flags, game, row)) for g, row in wanted if g == game and ROWS[row].learns}
-        if len(set(budgets.values())) > 1:
-            raise SystemExit(f"planning.py: budgets of {game} differ: {budgets}; --games must be a multiple of 32")
+    wanted = [(game, row) for game, row in session.wanted if game in GAMES]
+    budgets = {(game, row): size_of(session, game, ROWS[row].run)[2] for game, row in wanted}
+    check_budgets("planning", budgets, "; --games must be a multiple of 32")
 
 
-def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: Sequence[str] = ()) -> tuple[Runs, Runs]:
-    """Return two rounds of runs: warm starts, and the rows that begin from them.
-
-    Args:
-        flags: Flags of the table.
-        wanted: Selected (game, row) pairs.
-        passed: Flags for every run.
-    """
-    folder = Path(flags.workdir)
-    for_warm = without_learning(passed)
-    warm, rows = {}, {}
-    for (game, row), seed in itertools.product(wanted, range(flags.seeds)):
-        about, start, sft_steps = ROWS[row], [], warm_steps(flags, game)
-        common = [f"--config.eval.games={flags.eval_games}", *([f"--config.seed={seed}"] if seed else [])]
-        if sft_steps:
-            form = WARM["single" if about.form in ("single", "grpo") else "roles"]
-            name = name_of(game, form, seed)
-            command = [f"--config=experiments/{game}.py:{experiment(flags, form)}", *common, *for_warm]
-            command += [f"--config.steps={sft_steps}", f"--config.optim.warmup={min(5, sft_steps - 1)}"]
-            warm[name] = (command, is_done(folder / name, sft_steps))
-            start = [f"--config.model.init_from={(folder / name).absolute()}"]
-        name = name_of(game, about.run or row, seed)
-        config = config_of(flags, game, row)
-        command = [f"--config=experiments/{game}.py:{experiment(flags, about.form)}", *common, *start]
-        if about.learns:
-            command += [f"--config.steps={config.steps}", f"--config.rollout.num_envs={config.rollout.num_envs}"]
-            command += passed
-            rows[name] = (command, is_done(folder / name, config.steps))
-        elif (game, about.twin) not in wanted:  # otherwise the twin's evaluation before training is used
-            twin = folder / name_of(game, about.twin, seed)
-            done = (folder / name / "evaluation.json").exists() or evaluation(twin, "self", first=True)
-            rows[name] = ([*command, "--mode=eval", *passed], bool(done))
-    return warm, rows
+def plan(session: Session) -> Iterator[Run]:
+    """Yield warm starts, the runs that begin from them, and the team's runs."""
+    for game, row in session.wanted:
+        for seed in range(session.flags.seeds) if game in GAMES else ():
+            run, start, after = ROWS[row].run, [], ()
+            common = [f"--config.eval.games={session.flags.problems or LEVELS}", *session.seeded(seed)]
+            if sft_steps := warm_steps(session, game):
+                form = "sft" if run == "grpo" else "roles_sft"
+                command = [f"--config={experiment(session, game, form)}", *common, *session.for_tests()]
+                command += [f"--config.steps={sft_steps}", f"--config.optim.warmup={min(5, sft_steps - 1)}"]
+                after = (name_of(game, form, seed),)
+                start = [f"--config.model.init_from={session.folder / after[0]}"]
+                yield Run(after[0], command, records.trained(sft_steps))
+            steps, games, room = size_of(session, game, run)
+            command = [f"--config={experiment(session, game, run)}", *common, *start, f"--config.steps={steps}"]
+            command += [f"--config.rollout.num_envs={games}", *session.passed]
+            yield Run(name_of(game, run, seed), command, records.trained(steps), after, tokens=room)
+    yield from trials.plan(session, team.SPEC, list(team.GAMES))
 
 
 def name_of(game: str, run: str, seed: int) -> str:
@@ -215,107 +134,70 @@ def name_of(game: str, run: str, seed: int) -> str:
     return f"{game}/{run}-{seed}" if seed else f"{game}/{run}"
 
 
-def warm_steps(flags: argparse.Namespace, game: str) -> int:
+def warm_steps(session: Session, game: str) -> int:
     """Return the number of steps of imitation before a game's rows."""
-    return SFT_STEPS[game] if flags.sft_steps < 0 else flags.sft_steps
+    return SFT_STEPS[game] if session.flags.sft_steps < 0 else session.flags.sft_steps
 
 
-# ---------------------------------------------------------------------------------------------------------- results
-
-
-def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> list[Result]:
-    """Read the results of the selected rows; unfinished runs count as far as they got."""
-    folder, results = Path(flags.workdir), []
-    for (game, row), seed in itertools.product(wanted, range(flags.seeds)):
-        about = ROWS[row]
-        here = folder / name_of(game, about.run or row, seed)
-        if about.learns:
-            path = here / "config.json"
-            sampled = answers(json.loads(path.read_text())) if path.exists() else None
-            after = evaluation(here, about.opponent) if any(r["step"] for r in evaluations(here)) else None
-            before = evaluation(here, about.opponent, first=True)
-            results.append(Result(game, row, seed, before, after, sampled, counted(here)))
-        else:
-            twin = folder / name_of(game, about.twin, seed)
-            before = evaluation(twin, "self", first=True) or evaluation(here, "self", first=True)
-            results.append(Result(game, row, seed, before, None))
-    for game in GAMES:
-        budgets = {name_of(r.game, r.row, r.seed): r.answers for r in results if r.game == game and r.answers}
-        if len(set(budgets.values())) > 1:
-            raise SystemExit(f"planning.py: the runs of {game} have different budgets: {budgets}; use a new --workdir")
-    return results
-
-
-def markdown(results: Sequence[Result], flags: argparse.Namespace) -> str:
-    """Return the table as Markdown: success in percent before and after, with intervals."""
-    games = list(dict.fromkeys(result.game for result in results))
-    by_key = {(r.game, r.row, r.seed): r for r in results}
-    lines = [f"# Planning with {flags.model or 'the embedded model'}", ""]
+def page(session: Session) -> Page | None:
+    """Return the games' success before and after training, and the team's tables."""
+    seeds, last = range(session.flags.seeds), team.page(session)
+    figures, cells, games = [], {}, [game for game in GAMES if any(g == game for g, _ in session.wanted)]
+    for seed in seeds:
+        for game, row in session.wanted:
+            if game in GAMES:
+                folder = session.folder / name_of(game, ROWS[row].run, seed)
+                before, after = _before_and_after(session, folder, ROWS[row])
+                cells[game, row, seed] = f"{before or '–'} → **{after}**" if after else str(before or "–")
+                title = GAMES[game] + (f", seed {seed}" if len(seeds) > 1 else "")
+                figures.append(Figure(title, ROWS[row].words, after, before, {"seed": seed, **_used(session, folder)}))
+    if not any(figure.value or figure.before for figure in figures):
+        return last if last.lines else None
+    several = f"; seeds 0 to {len(seeds) - 1}, one below the other." if len(seeds) > 1 else "."
+    lines = [f"# Planning with {session.model()}", ""]
     lines += [
-        "Success on held-out levels in per cent, greedy answers, with 95 % intervals: before → after training"
-        + (f"; seeds 0 to {flags.seeds - 1}, one below the other." if flags.seeds > 1 else "."),
+        f"Success on held-out levels in per cent, greedy, with 95 % intervals: before → after training{several}",
         "",
     ]
-    lines += ["| | " + " | ".join(GAMES[game] for game in games) + " |", "| --- |" + " --- |" * len(games)]
-    for row in dict.fromkeys(result.row for result in results):
-        cells = ["<br>".join(cell(by_key.get((game, row, seed))) for seed in range(flags.seeds)) for game in games]
-        lines.append(f"| {ROWS[row].words} | " + " | ".join(cells) + " |")
-    lines += ["", *notes(results, flags)]
-    return "\n".join(lines) + "\n"
+    rows = dict.fromkeys(row for game, row in session.wanted if game in GAMES)
+    shown = [
+        [ROWS[row].words, *("<br>".join(cells.get((g, row, s), "–") for s in seeds) for g in games)] for row in rows
+    ]
+    lines += table_of(["", *(GAMES[game] for game in games)], shown)
+    return Page([*lines, *_notes(session, games), "", *last.lines], [*figures, *last.figures])
 
 
-def cell(result: Result | None) -> str:
-    """Return the text of one cell."""
-    if result is None or not (result.before or result.after):
-        return "–"
-    if not ROWS[result.row].learns:
-        return str(result.before)
-    return f"{result.before or '–'} → {f'**{result.after}**' if result.after else '–'}"
+def _before_and_after(session: Session, folder: Path, row: Row) -> tuple[Rate | None, Rate | None]:
+    """Return success before and after training; unfinished runs count as far as they got."""
+    before = session.read(records.evaluation, folder, row.opponent, True)
+    rows = session.read(records.evaluations, folder, default=[])
+    later = row.learns and any(line["step"] for line in rows)
+    return before, session.read(records.evaluation, folder, row.opponent) if later else None
 
 
-def notes(results: Sequence[Result], flags: argparse.Namespace) -> Iterator[str]:
-    """Yield the notes below the table."""
-    for game in dict.fromkeys(result.game for result in results):
-        sampled = next((result.answers for result in results if result.game == game and result.answers), None)
-        if sampled:
-            yield f"- {GAMES[game]}: every row that learns has room for {sampled:,} answers, GRPO for whole games."
-        used = {}
-        for r in results:
-            if r.game == game and r.used and r.used < r.answers:
-                used.setdefault(r.row, []).append(f"{100 * r.used / r.answers:.0f} %")
-        if used:
-            parts = ", ".join(f"{', '.join(shares)} ({ROWS[row].words})" for row, shares in used.items())
-            yield f"- {GAMES[game]}: of that room were used {parts}."
-        folders = [Path(flags.workdir) / name_of(r.game, r.row, r.seed) for r in results if r.game == game]
-        floor = [evaluation(folder, "random alone", first=True) for folder in folders]
-        floor = next((rate for rate in floor if rate), None)
-        if floor:
+def _used(session: Session, folder: Path) -> dict[str, int]:
+    total = session.read(records.spent, folder, default={})
+    return {"completions": int(total[max(total)].completions)} if total else {}
+
+
+def _notes(session: Session, games: list[str]) -> Iterator[str]:
+    for game in games:
+        runs = dict.fromkeys(ROWS[row].run for g, row in session.wanted if g == game)
+        folders = [session.folder / name_of(game, run, seed) for run in runs for seed in range(session.flags.seeds)]
+        room = size_of(session, game, next(iter(runs)))[2]
+        used = [f"{folder.name} {n['completions']:,}" for folder in folders if (n := _used(session, folder))]
+        yield f"- {GAMES[game]}: rows that learn have room for {room:,} answers and sampled: {', '.join(used) or '–'}."
+        floors = [session.read(records.evaluation, folder, "random alone", True) for folder in folders]
+        for floor in [rate for rate in floors if rate][:1]:
             yield f"- {GAMES[game]}: random moves solve {floor}."
-        if steps := warm_steps(flags, game):
+        if steps := warm_steps(session, game):
             yield f"- {GAMES[game]}: all rows start from {steps} steps of imitation of a solver on training levels."
 
 
-def write_csv(results: Sequence[Result], path: Path) -> None:
-    """Write the table as CSV, with rates between 0 and 1."""
-    ends = ("value", "low", "high")
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        rates = [f"{when}_{end}" for when in ("before", "after") for end in ends]
-        writer.writerow(["game", "row", "seed", *rates, "answers", "used"])
-        for r in results:
-            rates = [getattr(rate, end) if rate else "" for rate in (r.before, r.after) for end in ends]
-            writer.writerow([r.game, r.row, r.seed, *rates, *("" if x is None else x for x in (r.answers, r.used))])
-
-
-def drawing(results: Sequence[Result]) -> str:
-    """Draw the table as bars."""
-    groups, several = {}, any(r.seed for r in results)
-    for r in sorted(results, key=lambda r: (list(GAMES).index(r.game), r.seed)):
-        of = lambda rate: None if rate is None else (rate.value, rate.low, rate.high)  # noqa: E731
-        title = f"{GAMES[r.game]}, seed {r.seed}" if several else GAMES[r.game]
-        groups.setdefault(title, []).append(Bar(ROWS[r.row].words, of(r.before), of(r.after)))
-    return bar_chart(groups)
-
+GROUPS = {game: {row: about.words for row, about in ROWS.items()} for game in GAMES} | dict.fromkeys(
+    team.GAMES, team.ROWS
+)
+TABLE = Table("planning", 2, __doc__, GROUPS, plan, page, add_flags, check)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(TABLE))

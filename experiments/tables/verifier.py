@@ -3,94 +3,78 @@
     python -m experiments.tables.verifier                                                # the embedded model
     python -m experiments.tables.verifier --task=gsm8k --model=qwen2.5-coder-0.5b        # one GPU
 
-Both verifiers are trained on the same labels. Each step is a separate `launch.py` with its own folder under --workdir,
-so the same command continues where it was stopped, and finished steps are not repeated. `--config.FIELD=VALUE` goes to
-every run.
-
-The table is written to verifier.md in --workdir. The embedded model gives no right answers, so its table only shows
+Both verifiers are trained on the same labels. `--config.FIELD=VALUE` goes to every run. The table is written to
+verifier.md in --workdir, with the AUC as a chart. The embedded model gives no right answers, so its table only shows
 that everything works.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from configs import verifier
-from experiments.tables.command import add_flags, finish, read_flags, run_rounds
-from experiments.tables.runs import Runs, is_done
+from experiments.tables import records
+from experiments.tables.intervals import Rate
+from experiments.tables.runner import Figure, Page, Run, Session, Table, config_of, main, markdown_table
 
-TABLE = "verifier"
 ARMS = {"balanced": True, "unbalanced": False}
 SHOWN = {
     "accuracy": "accuracy", "auc": "AUC", "auc_by_question": "AUC by question", "ece": "ECE", "brier": "Brier",
 }  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is missing and write the table.
-
-    Returns:
-        Exit status: 1 if a run failed, 130 if the command was stopped.
-    """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_flags(parser, TABLE)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of the task."""
     parser.add_argument("--task", default="arithmetic", choices=tuple(verifier.TASKS))
-    flags, rest = read_flags(parser, TABLE, argv)
-    folder = Path(flags.workdir).absolute()
-    failed, stopped = ([], False) if flags.collect else run_rounds(rounds(flags, rest, folder), folder, flags.jobs)
-    return finish(TABLE, folder, table(folder), "", failed, stopped)
 
 
-def rounds(flags: argparse.Namespace, rest: Sequence[str], folder: Path) -> Iterator[Runs]:
-    """Yield three rounds of runs: labelling, training of both arms, evaluation of both."""
-    form = f"{flags.task}+{flags.model}" if flags.model else flags.task
-    config = [f"--config=experiments/verifier.py:{form}"]
-    steps = flags.steps or verifier.verifier(form).steps
-    labels = folder / "labels"
-    yield {"labels": ([*config, "--mode=label", *rest], (labels / "labelled" / "summary.json").exists())}
-    arms = [*config, f"--config.steps={steps}", f"--config.algo.data={labels}", *rest]
-    yield {
-        name: ([*arms, f"--config.algo.balanced={balanced}"], is_done(folder / name, steps))
-        for name, balanced in ARMS.items()
-    }
-    yield {name: (["--mode=eval"], _evaluated(folder / name) == steps) for name in ARMS}
+def plan(session: Session) -> Iterator[Run]:
+    """Yield labelling, training of the arms, and their evaluations."""
+    experiment = f"experiments/verifier.py:{session.form(session.flags.task)}"
+    config = config_of(experiment)
+    steps, labels = session.flags.steps or config.steps, session.folder / "labels"
+    command = [f"--config={experiment}", "--mode=label", *session.passed]
+    algo = config.algo
+    tokens = (algo.questions + 2 * algo.held_out) * algo.samples * config.task.max_new_tokens
+    yield Run("labels", command, lambda folder: (folder / "labelled" / "summary.json").exists(), tokens=tokens)
+    for _, arm in session.wanted:
+        command = [f"--config={experiment}", f"--config.steps={steps}", f"--config.algo.data={labels}", *session.passed]
+        command.append(f"--config.algo.balanced={ARMS[arm]}")
+        yield Run(arm, command, records.trained(steps), ("labels",))
+        yield Run(f"{arm} evaluation", ["--mode=eval"], lambda at: _evaluated(at, steps), (arm,), folder=arm)
 
 
-def table(folder: Path) -> str:
-    """Return the results so far as Markdown."""
-    lines = ["| trained on | evaluated on | answers | questions | " + " | ".join(SHOWN.values()) + " |"]
-    lines.append("|" + " --- |" * (4 + len(SHOWN)))
-    for name in ARMS:
-        for row in _rows(folder / name):
-            values = [_interval(row, metric) for metric in SHOWN]
-            lines.append(f"| {name} | {row['opponent']} | {row['games']} | {row['distinct']} | {' | '.join(values)} |")
-    summary = folder / "labels" / "labelled" / "summary.json"
-    if summary.exists():
-        counts = json.loads(summary.read_text(encoding="utf-8"))["train"]
-        words = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
-        lines += ["", f"Labelled for training: {words}."]
-    return "\n".join(lines) + "\n"
+def _evaluated(folder: Path, step: int) -> bool:
+    return records.evaluated(folder) and records.read_json(folder / "evaluation.json")["step"] == step
 
 
-def _rows(folder: Path) -> list[dict]:
-    path = folder / "evaluation.json"
-    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+def page(session: Session) -> Page | None:
+    """Return the results so far."""
+    rows, figures = [], []
+    for _, arm in session.wanted:
+        folder = session.folder / arm
+        result = session.read(records.read_json, folder / "evaluation.json") if records.evaluated(folder) else None
+        for row in result["rows"] if result else ():
+            shown = {
+                name: Rate(*(row[f"{name}{end}"] for end in ("", "_low", "_high"))) for name in SHOWN if name in row
+            }
+            cells = [f"{r.value:.3f} [{r.low:.3f}, {r.high:.3f}]" if (r := shown.get(name)) else None for name in SHOWN]
+            rows.append([arm, row["opponent"], row["games"], row["distinct"], *cells])
+            figures += [Figure(f"{SHOWN[name]}, {row['opponent']} answers", arm, rate) for name, rate in shown.items()]
+    heads = ["trained on", "evaluated on", "answers", "questions", *SHOWN.values()]
+    lines = [f"# Verifier of {session.flags.task} with {session.model()}", "", *markdown_table(heads, rows)]
+    summary = session.folder / "labels" / "labelled" / "summary.json"
+    counts = session.read(records.read_json, summary) if summary.exists() else None
+    if counts:
+        words = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts["train"].items())
+        lines += [f"Labelled for training: {words}.", ""]
+    return Page(lines, [figure for figure in figures if figure.group.startswith("AUC,")]) if rows or counts else None
 
 
-def _evaluated(folder: Path) -> int | None:
-    path = folder / "evaluation.json"
-    return json.loads(path.read_text(encoding="utf-8"))["step"] if path.exists() else None
-
-
-def _interval(row: dict, metric: str) -> str:
-    if metric not in row:
-        return "–"
-    return f"{row[metric]:.3f} [{row[f'{metric}_low']:.3f}, {row[f'{metric}_high']:.3f}]"
-
+TABLE = Table("verifier", 1, __doc__, {"verifier": {arm: arm for arm in ARMS}}, plan, page, add_flags)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(TABLE))

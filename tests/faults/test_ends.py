@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from configs import defaults
-from experiments.tables import planning
+from experiments.tables import planning, runner
 from marl_jax import cli
 from marl_jax import setup as setups
 from marl_jax.errors import ConfigError, RunError
@@ -46,11 +46,8 @@ def test_why_a_run_ended_is_in_its_log(tmp_path, monkeypatch, error, status, wor
 
 
 def test_a_stopped_table_has_another_status_than_a_finished_one(tmp_path, monkeypatch):
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("experiments.tables.command.run_all", stopped)
-    assert planning.main([f"--workdir={tmp_path}", "--only=plan_path"]) == 130
+    monkeypatch.setattr(runner, "run_all", lambda session: ({}, True))
+    assert runner.main(planning.TABLE, [f"--workdir={tmp_path}", "--only=plan_path"]) == 130
 
 
 def test_a_clock_that_is_set_back_shows_no_negative_time(tmp_path):
