@@ -15,7 +15,7 @@ from marl_jax.schema import validate
 from marl_jax.schema.flags import parse as parse_flags
 
 MODEL = "qwen2.5-coder-1.5b"
-MODELS = ("", "smollm2", MODEL, "qwen3-1.7b")
+MODELS = ("", "smollm2", MODEL)
 
 
 def plan_of(module, tmp_path, *flags):
@@ -41,12 +41,12 @@ def test_every_row_of_every_table_can_run(tmp_path, monkeypatch, module, model):
     monkeypatch.setattr(runner, "check_files", lambda *_: None)
     for imported in (reasoning, debate):
         monkeypatch.setattr(imported, "check_files", lambda *_: None)
-    plan = plan_of(module, tmp_path, f"--model={model}", "--steps=7", "--seeds=2", "--config.optim.lr=1e-5")
+    plan = plan_of(module, tmp_path, f"--model={model}", "--steps=7", "--seeds=2", "--config.optim.lr=3e-7")
     for name, run in plan.items():
         if run.command == ["--mode=eval"]:
             continue
         config, starts = config_of(run)
-        assert (config.optim.lr == 1e-5) == ("--mode=eval" not in run.command and "sft" not in name)
+        assert (config.optim.lr == 3e-7) == ("--mode=eval" not in run.command and "sft" not in name)
         if "--mode=eval" in run.command:
             assert config.eval.split == "test" and (starts == {""}) == (not run.after)
     assert len({tuple(run.command) for run in plan.values()}) >= len(plan) - 1, "no run is made twice"

@@ -32,7 +32,18 @@ from configs import planning as puzzles
 from experiments.tables import planning_team as team
 from experiments.tables import records, trials
 from experiments.tables.intervals import Rate
-from experiments.tables.runner import Figure, Page, Run, Session, Table, at_least, check_budgets, config_of, main
+from experiments.tables.runner import (
+    Figure,
+    Page,
+    Run,
+    Session,
+    Table,
+    at_least,
+    check_budgets,
+    config_of,
+    main,
+    steps_flags,
+)
 from experiments.tables.runner import markdown_table as table_of
 
 GAMES = {"plan_path": "Plan-Path", "sokoban": "Sokoban", "sudoku": "Sudoku"}
@@ -118,12 +129,13 @@ def plan(session: Session) -> Iterator[Run]:
             if sft_steps := warm_steps(session, game):
                 form = "sft" if run == "grpo" else "roles_sft"
                 command = [f"--config={experiment(session, game, form)}", *common, *session.for_tests()]
-                command += [f"--config.steps={sft_steps}", f"--config.optim.warmup={min(5, sft_steps - 1)}"]
+                command += steps_flags(config_of(experiment(session, game, form)), sft_steps)
                 after = (name_of(game, form, seed),)
                 start = [f"--config.model.init_from={session.folder / after[0]}"]
                 yield Run(after[0], command, records.trained(sft_steps))
             steps, games, room = size_of(session, game, run)
-            command = [f"--config={experiment(session, game, run)}", *common, *start, f"--config.steps={steps}"]
+            path = experiment(session, game, run)
+            command = [f"--config={path}", *common, *start, *steps_flags(config_of(path), steps)]
             command += [f"--config.rollout.num_envs={games}", *session.passed]
             yield Run(name_of(game, run, seed), command, records.trained(steps), after, tokens=room)
     yield from trials.plan(session, team.SPEC, list(team.GAMES))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from experiments.tables import records
 from experiments.tables.charts import Curve, curve_chart
-from experiments.tables.runner import Page, Run, Session, Table, config_of, main, markdown_table
+from experiments.tables.runner import Page, Run, Session, Table, config_of, main, markdown_table, steps_flags
 
 GAMES = {"kuhn": "Kuhn", "leduc": "Leduc"}
 WORDS = {
@@ -36,7 +36,7 @@ def plan(session: Session) -> Iterator[Run]:
         steps = session.flags.steps or config.steps
         moves = steps * config.rollout.num_envs * config.rollout.unroll_length
         for seed in range(session.flags.seeds):
-            command = [f"--config={experiment}", f"--config.seed={seed}", f"--config.steps={steps}", *session.passed]
+            command = [f"--config={experiment}", f"--config.seed={seed}", *steps_flags(config, steps), *session.passed]
             yield Run(f"{game}-{form}-{seed}", command, records.trained(steps), tokens=moves)
 
 

@@ -223,6 +223,11 @@ def config_of(path: str):
     return importlib.import_module(f"experiments.{name.removesuffix('.py')}").get_config(form or None)
 
 
+def steps_flags(config, steps: int) -> list[str]:
+    """Return the flags for a number of updates, with a warmup that fits."""
+    return [f"--config.steps={steps}", f"--config.optim.warmup={min(config.optim.warmup, steps - 1)}"]
+
+
 @functools.lru_cache(maxsize=256)
 def _config_text(path: str) -> str:
     return config_of(path).to_json_best_effort(sort_keys=True)

@@ -22,7 +22,7 @@ import numpy as np
 from experiments.tables import records
 from experiments.tables.intervals import Rate, difference, mean
 from experiments.tables.records import Record, Spent
-from experiments.tables.runner import Figure, Run, Session, config_of, markdown_table
+from experiments.tables.runner import Figure, Run, Session, config_of, markdown_table, steps_flags
 
 IDENTITY = (
     "name", "model.name", "algo.name", "algo.loss_agg", "task.params.form", "task.params.game", "task.params.answer",
@@ -142,9 +142,7 @@ def plan(session: Session, spec: Spec, groups: Sequence[str] = ()) -> Iterator[R
         common = [f"--config={trial.experiment}", *trial.flags, *session.seeded(trial.seed)]
         length = config.task.max_new_tokens
         if trial.steps and not here:
-            warmup = min(config.optim.warmup, trial.steps - 1)
-            command = [*common, f"--config.steps={trial.steps}", f"--config.optim.warmup={warmup}"]
-            command += [*trial.training, *session.passed]
+            command = [*common, *steps_flags(config, trial.steps), *trial.training, *session.passed]
             yield Run(trial.name, command, records.trained(trial.steps), tokens=trial.completions[0] * length)
         bases = ["model", *(f"policies.{name}.model" for name, one in config.policies.items() if one.model)]
         for step, name in tests[trial.name]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from configs import verifier
 from experiments.tables import records
 from experiments.tables.intervals import Rate
-from experiments.tables.runner import Figure, Page, Run, Session, Table, config_of, main, markdown_table
+from experiments.tables.runner import Figure, Page, Run, Session, Table, config_of, main, markdown_table, steps_flags
 
 ARMS = {"balanced": True, "unbalanced": False}
 SHOWN = {
@@ -41,8 +41,8 @@ def plan(session: Session) -> Iterator[Run]:
     tokens = (algo.questions + 2 * algo.held_out) * algo.samples * config.task.max_new_tokens
     yield Run("labels", command, lambda folder: (folder / "labelled" / "summary.json").exists(), tokens=tokens)
     for _, arm in session.wanted:
-        command = [f"--config={experiment}", f"--config.steps={steps}", f"--config.algo.data={labels}", *session.passed]
-        command.append(f"--config.algo.balanced={ARMS[arm]}")
+        command = [f"--config={experiment}", *steps_flags(config, steps), *session.passed]
+        command += [f"--config.algo.data={labels}", f"--config.algo.balanced={ARMS[arm]}"]
         yield Run(arm, command, records.trained(steps), ("labels",))
         yield Run(f"{arm} evaluation", ["--mode=eval"], lambda at: _evaluated(at, steps), (arm,), folder=arm)
 
