@@ -8,7 +8,7 @@ from typing import Any
 
 from marl_jax.web.page.folders import read_inside
 
-NAMES = ("planning", "reasoning", "debate", "poker", "verifier")
+NAMES = ("planning", "reasoning", "debate", "teams", "verifier", "verified", "poker")
 RULE = re.compile(r"\s*:?-+:?\s*")
 IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 
