@@ -41,7 +41,7 @@ nightly: $(VENV)/test.stamp
 # Only files with such tests are read: collecting all of them takes 20 seconds.
 QUICK = $(shell grep -rl mark.quick tests)
 quick: $(VENV)/test.stamp lint
-	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m "quick and not long" $(QUICK) $(ARGS)
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m "quick and not long and not nightly" $(QUICK) $(ARGS)
 
 test-matrix:
 	scripts/test_matrix.sh $(MATRIX)

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-pytestmark = pytest.mark.nightly
-
 ROOT = Path(__file__).parents[1]
 SEPARATE = ("autogen", "llamaindex")
 LOCKS = sorted(path.stem for path in ROOT.glob("locks/*.lock"))
@@ -84,12 +82,14 @@ def test_every_locked_package_has_a_licence_in_the_list():
     assert "not stated" not in text
 
 
+@pytest.mark.nightly
 def test_importing_asks_for_no_connection():
     ran = subprocess.run([sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert int(ran.stdout.split()[-1]) > 200
 
 
+@pytest.mark.nightly
 def test_a_wheel_is_refused_with_the_supported_way_to_install(tmp_path):
     """A stand-in for setuptools runs `setup.py` without building anything."""
     (tmp_path / "setuptools" / "command").mkdir(parents=True)
