@@ -411,6 +411,7 @@ def test_the_cache_of_compiled_programs_is_on_and_can_be_off(started, monkeypatc
     assert kept == [str(user_cache("jax"))]
 
 
+@pytest.mark.nightly_for("-7-ours 7.0", "mine-None-mine 1.0")
 @pytest.mark.parametrize(
     "own, seconds, expected",
     [("", None, "ours 0.05"), ("mine", None, "mine 1.0"), ("", "7", "ours 7.0")],

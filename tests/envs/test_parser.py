@@ -161,7 +161,7 @@ def test_jit_finds_in_tokens_what_is_in_the_text(kind, data):
     assert parsed(kind, key, rows, legal, marked) == wanted
 
 
-@pytest.mark.nightly_for("qwen2.5", "smollm2-135m", "merged")
+@pytest.mark.nightly_for("qwen2.5", "smollm2-135m", "merged", "bytes")
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

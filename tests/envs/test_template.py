@@ -121,6 +121,7 @@ PIECES = st.one_of(
 )
 
 
+@pytest.mark.nightly
 @given(st.lists(PIECES, max_size=6), st.randoms(use_true_random=False))
 @settings(max_examples=12, deadline=None)
 def test_any_template_in_bytes(pieces, random):

@@ -38,6 +38,7 @@ def merged(family, targets, tokens, index):
     return forward(model, lora.merge(params, adapters(family, targets), SCALE, index), tokens)[0]
 
 
+@pytest.mark.nightly_for("qwen2")
 @pytest.mark.parametrize("family", TARGETS)
 def test_a_mixed_batch_equals_each_row_alone(family):
     tokens = random_tokens(4, 8)
@@ -47,6 +48,7 @@ def test_a_mixed_batch_equals_each_row_alone(family):
         np.testing.assert_allclose(mixed[b], alone[0], atol=ATOL, err_msg=f"row {b}, adapter {index}")
 
 
+@pytest.mark.nightly_for("qwen2")
 @pytest.mark.parametrize("family", TARGETS)
 def test_merged_equals_applied_and_adapter_0_is_none(family):
     tokens = random_tokens(4, 8)
@@ -67,6 +69,7 @@ def test_any_subset_of_projections(targets):
     np.testing.assert_allclose(mixed[2], merged("qwen2", targets, tokens, 1)[2], atol=ATOL)
 
 
+@pytest.mark.nightly_for("qwen2")
 @pytest.mark.parametrize("family", TARGETS)
 def test_decoding_with_adapters_equals_the_full_forward(family):
     """Unstacked and fused, with a cache: prefill, then steps of one token."""

@@ -106,7 +106,7 @@ def test_remat_keeps_less_and_changes_no_gradient():
     assert memory["full"] < memory["dots"] < memory["none"]
 
 
-@pytest.mark.nightly_for("dots")
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["full", "dots"])
 def test_unrolled_layers_are_computed_again_too(mode):
     """XLA may not take what the forward pass has computed: how much memory that saves shows on a GPU only."""

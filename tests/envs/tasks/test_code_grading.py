@@ -82,6 +82,7 @@ def test_functions(sandbox, program, built, ran, found):
     assert report["share"] == pytest.approx(found.count("passed") / 3) and report["passed"] == (found == ["passed"] * 3)
 
 
+@pytest.mark.nightly_for("import time\\ndef f(x): time.sleep(100)-limit")
 @pytest.mark.parametrize(
     ("program", "outcome"),
     [

@@ -52,6 +52,7 @@ def test_a_prefix_that_is_read_once_changes_nothing(settings, group):
     agree(gradients(once, behind), gradients(whole, samples))
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_unrolled_layers_follow_a_prefix_that_is_read_in_a_loop():
     """With layers unrolled as on a GPU, the program contains the layers once, not twice."""
@@ -96,6 +97,7 @@ def test_a_prompt_is_read_once_for_all_its_candidates():
     assert f"tensor<{4 * GROUP}x{time}x{size}xf32>" not in program
 
 
+@pytest.mark.nightly_for("full")
 @pytest.mark.parametrize(("lora", "warm"), [(None, False), (2, False), (2, True)], ids=["full", "base", "warm"])
 def test_the_reference_is_the_policy_at_the_start(lora, warm):
     """The reference does not change in training: a copy, the base without adapters, or the first adapters."""

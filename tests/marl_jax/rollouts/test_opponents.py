@@ -121,6 +121,7 @@ def test_a_snapshot_of_the_present_weights_joins_the_pool():
         jax.tree.map(np.testing.assert_array_equal, kept, params["main"]["model"])
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_adapters_of_historical_opponents_are_their_own_on_the_same_base():
     """With LoRA a snapshot is the adapters alone: the moves are those of the same base with the old adapters."""

@@ -123,6 +123,7 @@ def test_any_names_and_any_mask(names, legal, temperature, seed):
     assert not np.any(total[~np.array(legal)])
 
 
+@pytest.mark.nightly
 def test_the_only_legal_name_is_certain():
     """Its tokens are forced: log-probability 0 and entropy 0 at any temperature."""
     choices = make_choices([(1, 2, 3), (1, 2, 4), (5,)])
@@ -141,6 +142,7 @@ def test_shared_tokens_are_forced_and_the_fork_is_not():
     assert set(result.action.tolist()) == {0, 1, 2}
 
 
+@pytest.mark.nightly_for("1.0")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_actions_follow_the_distribution_of_their_names(temperature):
     names = [(1,), (1, 2), (1, 2, 3), (4, 5), (6,)]

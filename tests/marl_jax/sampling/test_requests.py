@@ -363,6 +363,7 @@ def test_fixed_shapes_use_one_program_whatever_comes():
 # Several models
 
 
+@pytest.mark.nightly
 def test_a_thread_serves_several_models(roles):
     """Policies of three adapters and of another model, in the order of the routes."""
     other, sampling = make_engine(params=NEW[1]), Sampling(max_new_tokens=11, seed=8)

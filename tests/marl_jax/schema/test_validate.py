@@ -62,6 +62,7 @@ def test_every_experiment_is_accepted(experiment, variant):
     validate.check(experiment.get_config(variant))
 
 
+@pytest.mark.nightly_for("experiments.sokoban")
 @pytest.mark.parametrize("experiment", [plan_path, sokoban, sudoku])
 def test_every_form_of_a_puzzle_is_accepted_and_has_the_same_budget(experiment):
     configs = {form: experiment.get_config(form) for form in (*planning.FORMS, "at_grpo_lora+smollm2", None)}

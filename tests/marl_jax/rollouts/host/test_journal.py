@@ -227,6 +227,7 @@ def entries(folder, step):
     return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_a_killed_run_resumes_to_what_the_uninterrupted_one_gives(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"

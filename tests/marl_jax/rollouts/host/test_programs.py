@@ -140,6 +140,7 @@ def gone(pid):
         return True
 
 
+@pytest.mark.nightly_for("False")
 @pytest.mark.parametrize("preload", [False, True])
 def test_what_goes_wrong_in_a_program_costs_its_episode(preload, tmp_path, caplog):
     reasons = {
