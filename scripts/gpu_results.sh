@@ -88,7 +88,7 @@ debate_verifier() { # after `verifier`; its balanced verifier scores the answers
     sleep 0.5
   done
   XLA_PYTHON_CLIENT_MEM_FRACTION=0.75 debate gsm8k/untuned,gsm8k/verifier --tests=debate,samples,transfer \
-    --scorer="http://127.0.0.1:$port" --config.eval.every=10 --config.checkpoint.every=10 --config.algo.kl_coef=0.002
+    --step=best --scorer="http://127.0.0.1:$port" --config.eval.every=10 --config.checkpoint.every=10 --config.algo.kl_coef=0.002
   status=$?
   kill $server
   wait $server

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from configs import defaults
+from experiments.tables import reasoning, runner
 from marl_jax.schema import flags, run_fields
 from marl_jax.schema.validate import fields
 
@@ -149,3 +150,32 @@ def test_a_run_that_reaches_its_limit_is_evaluated(tmp_path):
     done, commands = gpu_results(tmp_path, "gsm8k_single", then=endless, LIMIT="0.5")
     assert done.returncode == 0, done.stderr
     assert ["--mode=eval" in command for command in commands] == [False, True]
+
+
+def test_the_reasoning_table_on_a_gpu_can_be_stopped(tmp_path):
+    fake = tmp_path / "python"
+    stop = f"trap 'echo stopped > {tmp_path}/stopped; exit 130' TERM"
+    fake.write_text(f'#!/bin/sh\n{stop}\necho "$@" > {tmp_path}/command\nwhile :; do sleep 0.05; done\n')
+    fake.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "QWEN_15B": "one.gguf", "OUT": str(tmp_path), "ROWS": "single"}
+    script = subprocess.Popen([ROOT / "scripts" / "gpu_reasoning.sh", "--seeds=2"], env=environment)
+    while not (tmp_path / "command").exists() or not (tmp_path / "command").read_text().endswith("\n"):
+        assert script.poll() is None
+        time.sleep(0.01)
+    script.send_signal(signal.SIGTERM)
+    assert script.wait(20) == 130 and (tmp_path / "stopped").exists()
+    _, table, *arguments = (tmp_path / "command").read_text().split()
+    session = runner.Session(reasoning.TABLE, [*arguments, "--collect"])
+    assert table == "experiments.tables.reasoning" and session.wanted == [("math", "single"), ("code", "single")]
+    assert session.folder == tmp_path and session.flags.seeds == 2 and session.flags.jobs == 3
+    sets = [run.name.split("/")[-1] for run in session.plan()]
+    assert sets == [
+        "gsm8k",
+        "gsm8k_samples",
+        "math500",
+        "math500_samples",
+        "mbpp",
+        "mbpp_samples",
+        "humaneval",
+        "humaneval_samples",
+    ]
