@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.tables import all as suite
-from experiments.tables import intervals, planning, records, runner, trials
+from experiments.tables import intervals, planning, records, runner, runs, trials
 from marl_jax.evaluation import task_scores
 
 # ----------------------------------------------------------------------------------------------------------- intervals
@@ -161,7 +161,7 @@ def table(**commands):
 
     def plan(session):
         for _, row in session.wanted:
-            yield runner.Run(row, [*commands[row]], records.evaluated, ("b",) if row == "c" else (), tokens=1000)
+            yield runs.Run(row, [*commands[row]], records.evaluated, ("b",) if row == "c" else (), tokens=1000)
 
     def page(session):
         done = [row for _, row in session.wanted if records.evaluated(session.folder / row)]
@@ -173,7 +173,7 @@ def table(**commands):
 @pytest.fixture
 def fake_launch(tmp_path, monkeypatch):
     (tmp_path / "launch.py").write_text(LAUNCH)
-    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
     return lambda: (tmp_path / "out" / "log").read_text().split()
 
 
@@ -234,14 +234,14 @@ def test_the_fingerprint_is_that_of_the_settings(tmp_path):
 
 
 def test_a_signal_ends_the_runs_under_way_and_begins_no_more(tmp_path):
-    with runner.Running() as running:
+    with runs.Running() as running:
         os.kill(os.getpid(), signal.SIGTERM)
         assert running.stopped and running.run(["touch", str(tmp_path / "c")]) == -1 and not (tmp_path / "c").exists()
         assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with runner.Running():
+        with runs.Running():
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as set by nohup
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -4,7 +4,7 @@ import csv
 import json
 import xml.etree.ElementTree as ElementTree
 
-from experiments.tables import runner, teams, verified
+from experiments.tables import runner, runs, teams, verified
 from marl_jax.schema import validate
 from marl_jax.schema.flags import parse as parse_flags
 
@@ -70,17 +70,17 @@ def test_differences_are_paired_over_seeds_and_examples(tmp_path, capsys):
 def test_solver_and_verifier_are_trained_in_turn(tmp_path):
     """Every round labels the completions of the newest solver, and serves the newest verifier."""
     flags = ["--rounds=2", "--reward=verifier", "--steps=4", "--config.optim.lr=1e-5", "--config.seed=3"]
-    runs = {run.name: run for run in runner.Session(verified.TABLE, [f"--workdir={tmp_path}", *flags]).plan()}
+    made = {run.name: run for run in runner.Session(verified.TABLE, [f"--workdir={tmp_path}", *flags]).plan()}
     order = "labels_0 verifier_0 greedy_0 samples_0 solver_1 labels_1 verifier_1 greedy_1 samples_1"
-    assert list(runs) == order.split()
-    needs = {name: run.after[0] for name, run in runs.items() if run.after}
+    assert list(made) == order.split()
+    needs = {name: run.after[0] for name, run in made.items() if run.after}
     assert needs == {
         "verifier_0": "labels_0", "greedy_0": "verifier_0", "samples_0": "verifier_0", "solver_1": "verifier_0",
         "labels_1": "solver_1", "verifier_1": "labels_1", "greedy_1": "verifier_1", "samples_1": "verifier_1",
     }  # fmt: skip
-    served = {name: run.around.args[0].name for name, run in runs.items() if getattr(run.around, "args", [None])[0]}
+    served = {name: run.around.args[0].name for name, run in made.items() if getattr(run.around, "args", [None])[0]}
     assert served == {"samples_0": "verifier_0", "solver_1": "verifier_0", "samples_1": "verifier_1"}
-    commands = {name: run.command for name, run in runs.items()}
+    commands = {name: run.command for name, run in made.items()}
     start = f"--config.model.init_from={tmp_path}/solver_1@newest"
     assert all(start in commands[name] for name in ("labels_1", "greedy_1", "samples_1"))
     assert not any("init_from" in flag for name in ("labels_0", "samples_0", "solver_1") for flag in commands[name])
@@ -112,7 +112,7 @@ def test_methods_at_equal_generated_tokens(tmp_path, capsys):
 
 
 def test_a_verifier_that_does_not_start_is_named(tmp_path, capsys):
-    run = runner.Run("run", (), lambda at: False, around=lambda: verified.scorer(tmp_path))
+    run = runs.Run("run", (), lambda at: False, around=lambda: verified.scorer(tmp_path))
     toy = runner.Table("toy", 1, "", {"a": {"b": "b"}}, lambda session: [run], lambda session: None)
     assert runner.main(toy, [f"--workdir={tmp_path}"]) == 1
     assert "toy: run failed: the verifier does not answer; see the end of" in capsys.readouterr().err

@@ -31,8 +31,9 @@ from configs import debate as forms
 from experiments.tables import records, trials
 from experiments.tables.intervals import Rate, rate
 from experiments.tables.records import Record
+from experiments.tables.results import Results
 from experiments.tables.runner import Page, Session, Table, check_budgets, check_files, config_of, main, markdown_table
-from experiments.tables.trials import Results, Spec, Test, Trial, steps_of
+from experiments.tables.trials import Spec, Test, Trial, steps_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +179,7 @@ def page(session: Session) -> Page | None:
         words = {test: heading for test, heading in TESTS.items() if test in session.flags.tests.split(",")}
         lines += [f"## {TASKS[task].words}{built_in}", "", *_by_turn(session, results, task, "debate")]
         lines += [*results.summary(task, words), *results.comparisons(task, {"debate": "debate"})]
-        lines += _changes(session, results, task)
+        lines += _changes(results, task)
         if "transfer" in words:
             lines += [f"### Transfer: debates on {TASKS[TASKS[task].other].words}{built_in}", ""]
             lines += _by_turn(session, results, task, "transfer")
@@ -194,7 +195,7 @@ def _by_turn(session: Session, results: Results, task: str, test: str) -> list[s
     rows = []
     for row, own in results.rows(task).items():
         if test in own[0].tests:
-            some = [record for trial in own for record in trials.episodes(session, trial, test)]
+            some = results.episodes(own, test)
             rows.append([ROWS[row], *(by_metric(some, name) if some else None for name in metrics)])
     return markdown_table(["", *metrics.values()], rows)
 
@@ -205,10 +206,10 @@ def by_metric(some: Sequence[Record], name: str) -> Rate:
     return rate([sum(record["metrics"].get(name, 0.0) for record in group) / len(group) for group in groups])
 
 
-def _changes(session: Session, results: Results, task: str) -> list[str]:
+def _changes(results: Results, task: str) -> list[str]:
     rows = []
     for row, own in results.rows(task).items():
-        some = [record for trial in own for record in trials.episodes(session, trial, "debate")]
+        some = results.episodes(own, "debate")
         for t, shares in enumerate(transitions(some), 1):
             rows.append([ROWS[row], f"{t} → {t + 1}", *(f"{100 * shares[change]:.1f}" for change in CHANGES)])
     return ["### Changes of answers", "", *markdown_table(["", "turn", *CHANGES.values()], rows)]

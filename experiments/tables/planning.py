@@ -35,7 +35,6 @@ from experiments.tables.intervals import Rate
 from experiments.tables.runner import (
     Figure,
     Page,
-    Run,
     Session,
     Table,
     at_least,
@@ -45,6 +44,7 @@ from experiments.tables.runner import (
     steps_flags,
 )
 from experiments.tables.runner import markdown_table as table_of
+from experiments.tables.runs import Run
 
 GAMES = {"plan_path": "Plan-Path", "sokoban": "Sokoban", "sudoku": "Sudoku"}
 

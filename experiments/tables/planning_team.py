@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from configs import planning_team as forms
 from experiments.tables.intervals import mean
+from experiments.tables.results import Results, grid
 from experiments.tables.runner import Page, Session, config_of, markdown_table
-from experiments.tables.trials import Results, Spec, Test, Trial, grid, steps_of
+from experiments.tables.trials import Spec, Test, Trial, steps_of
 
 GAMES = {"team_plan_path": "Plan-Path 10x10", "team_sokoban": "Sokoban 6x6, one box", "team_sudoku": "Sudoku 4x4"}
 ROWS = {

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 
 from experiments.tables import records
 from experiments.tables.charts import Curve, curve_chart
-from experiments.tables.runner import Page, Run, Session, Table, config_of, main, markdown_table, steps_flags
+from experiments.tables.runner import Page, Session, Table, config_of, main, markdown_table, steps_flags
+from experiments.tables.runs import Run
 
 GAMES = {"kuhn": "Kuhn", "leduc": "Leduc"}
 WORDS = {

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 
 from configs import reasoning as forms
 from experiments.tables import trials
+from experiments.tables.results import Results
 from experiments.tables.runner import (
     Page,
     Session,
@@ -40,7 +41,7 @@ from experiments.tables.runner import (
     has_file,
     main,
 )
-from experiments.tables.trials import Results, Spec, Test, Trial, steps_of
+from experiments.tables.trials import Spec, Test, Trial, steps_of
 
 SMALL_SAMPLES = 16
 TEMPERATURE = 0.7

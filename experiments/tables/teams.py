@@ -23,8 +23,9 @@ from collections.abc import Mapping
 from configs import divided
 from experiments.tables import trials
 from experiments.tables.intervals import difference
+from experiments.tables.results import Results, grid
 from experiments.tables.runner import Page, Session, Table, check_budgets, config_of, main
-from experiments.tables.trials import Results, Spec, Test, Trial, grid, steps_of
+from experiments.tables.trials import Spec, Test, Trial, steps_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +89,7 @@ def page(session: Session) -> Page | None:
     for task in [task for task in TASKS if any(key[0] == task for key in results.cells)]:
         about = TASKS[task]
         lines += [f"## {about.words}", "", f"The best policy with one seat's view: {100 * about.bound:.1f}.", ""]
-        shown = {heading: _means(session, results, task, metric) for metric, heading in about.shown.items()}
+        shown = {heading: _means(results, task, metric) for metric, heading in about.shown.items()}
         lines += [*results.summary(task, {"test": "success"}, shown), *results.comparisons(task, {"test": about.words})]
         figures += results.figures(task, {"test": about.words})
         for row in TEAMS:
@@ -101,11 +102,11 @@ def page(session: Session) -> Page | None:
     return Page(lines, figures) if results.cells else None
 
 
-def _means(session: Session, results: Results, task: str, metric: str) -> dict[str, str]:
+def _means(results: Results, task: str, metric: str) -> dict[str, str]:
     """Return the mean of a metric over all episodes that have it, by row."""
     means = {}
     for row, own in results.rows(task).items():
-        some = [record["metrics"] for trial in own for record in trials.episodes(session, trial, "test")]
+        some = [record["metrics"] for record in results.episodes(own, "test")]
         if values := [metrics[metric] for metrics in some if metric in metrics]:
             means[row] = f"{100 * sum(values) / len(values):.1f}"
     return means

@@ -32,13 +32,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from configs import debate
-from experiments.tables import records, runner
+from experiments.tables import records, runs
 from experiments.tables.intervals import difference, rate
 from experiments.tables.records import Record
 from experiments.tables.runner import (
     Figure,
     Page,
-    Run,
     Session,
     Table,
     at_least,
@@ -48,6 +47,7 @@ from experiments.tables.runner import (
     markdown_table,
     steps_flags,
 )
+from experiments.tables.runs import Run
 
 START_SECONDS = 600
 SHARES = {"server": "0.15", "run": "0.75"}
@@ -135,7 +135,7 @@ def scorer(folder: Path | None) -> Iterator[list[str]]:
     environment = {**os.environ, shares: SHARES["server"]}
     with (folder / "serve.log").open("a", encoding="utf-8") as log:
         server = subprocess.Popen(
-            command, cwd=runner.ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+            command, cwd=runs.ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
         _wait(server, port, folder)

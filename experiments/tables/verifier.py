@@ -18,7 +18,8 @@ from pathlib import Path
 from configs import verifier
 from experiments.tables import records
 from experiments.tables.intervals import Rate
-from experiments.tables.runner import Figure, Page, Run, Session, Table, config_of, main, markdown_table, steps_flags
+from experiments.tables.runner import Figure, Page, Session, Table, config_of, main, markdown_table, steps_flags
+from experiments.tables.runs import Run
 
 ARMS = {"balanced": True, "unbalanced": False}
 SHOWN = {

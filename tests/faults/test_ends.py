@@ -46,7 +46,7 @@ def test_why_a_run_ended_is_in_its_log(tmp_path, monkeypatch, error, status, wor
 
 
 def test_a_stopped_table_has_another_status_than_a_finished_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "run_all", lambda session: ({}, True))
+    monkeypatch.setattr(runner, "run_all", lambda *_: ({}, True))
     assert runner.main(planning.TABLE, [f"--workdir={tmp_path}", "--only=plan_path"]) == 130
 
 
