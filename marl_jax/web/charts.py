@@ -66,10 +66,10 @@ def chart(series: Sequence[Series], marks: Sequence[Mark] = ()) -> str:
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (y - low) / (high - low))
 
     parts = [f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
-    for tick in ticks:
+    for tick, words in zip(ticks, tick_labels(ticks), strict=True):
         y = f"{py(tick):.1f}"
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 5}" y="{float(y) + 3:.1f}" text-anchor="end">{label(tick)}</text>')
+        parts.append(f'<text x="{LEFT - 5}" y="{float(y) + 3:.1f}" text-anchor="end">{words}</text>')
     for x, anchor, words in (
         ((left, "start", ""), (right, "end", "step ")) if right > left else ((left, "middle", "step "),)
     ):
@@ -140,6 +140,16 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, last + 1)]
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Return labels of ticks, with as many digits as they need to differ."""
+    labels = [label(tick) for tick in ticks]
+    for digits in range(4, 9):
+        if len(set(labels)) == len(labels):
+            break
+        labels = [f"{tick:.{digits}g}" for tick in ticks]
+    return labels
 
 
 def label(value: float) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from experiments import hanabi_selfplay
 from marl_jax import setup as setups
+from marl_jax.devices.aot import SharedPrograms
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import contestants
 from marl_jax.modes import train
@@ -151,7 +152,7 @@ def test_a_finished_run_is_done_without_its_first_stage(run, tmp_path, caplog):
 def test_a_stop_in_the_first_stage_keeps_the_second_from_starting(tmp_path):
     config = get_config()
     stop = types.SimpleNamespace(asked=True, name="SIGTERM")
-    assert not train._train_stages(config, tmp_path, stop)
+    assert not train.train_stages(config, tmp_path, stop, SharedPrograms())
     assert state(tmp_path / stages.FOLDER).step == 1
     assert not (tmp_path / "checkpoints").exists()
     assert saved.read(tmp_path).steps == 4  # so the folder alone is enough to continue

@@ -142,3 +142,21 @@ def test_a_damaged_list_of_members_is_left_out(tmp_path, caplog):
     for text in ("{", "[]", '{"members": [{"name": 3}]}'):
         (tmp_path / "sweep.json").write_text(text)
         assert report.read_sweep(tmp_path) == []
+
+
+@pytest.mark.nightly
+def test_members_with_a_task_share_the_programs_of_the_sampler(own_console, tmp_path, monkeypatch):
+    before, init = [], Trainer.__init__
+
+    def recorded(self, setup):
+        before.append(len(compiled.names))
+        init(self, setup)
+
+    monkeypatch.setattr(Trainer, "__init__", recorded)
+    flags = ("--config.steps=2", "--config.eval.every=2", "--config.checkpoint.best_metric=self/success", "--seeds=0,1")
+    with Compiled() as compiled:
+        task = "--config=tests/marl_jax/tiny_task.py:grpo"
+        assert cli.main(["launch.py", task, f"--workdir={tmp_path}", "--compilation_cache=off", *flags]) == 0
+    first, second = compiled.names[before[0] : before[1]], compiled.names[before[1] :]
+    assert "run" in first and "learn_step" in first, "the programs of the sampler, and the update"
+    assert not {"run", "learn_step", "make", "<lambda>", "begin"} & set(second), second

@@ -270,7 +270,7 @@ def test_a_person_answers_for_a_role_or_watches(tmp_path):
     episode = task_terminal.play(setup, weights, io.StringIO("AAA\nBBBB\n"), said)
     assert episode.outcome.success == 1.0 and episode.outcome.metrics["length"] == 4
     text = said.getvalue()
-    assert "Write." in text and text.count("writer reads") == 2 and "editor" not in text and "Success: 1" in text
+    assert "Write." in text and text.count("writer reads") == 2 and "editor reads" not in text and "Success: 1" in text
     assert episode.chats[0].said[1].replies[0].text == "BBBB"
 
     config.play.seat, said = -1, io.StringIO()

@@ -270,5 +270,14 @@ def test_ticks_are_round(low, high, ticks):
     assert charts.nice_ticks(low, high) == pytest.approx(ticks)
 
 
+@pytest.mark.parametrize(
+    "ticks, labels",
+    [([0.0, 0.25, 0.5], ["0", "0.25", "0.5"]), ([5.5701, 5.5702, 5.5703], ["5.5701", "5.5702", "5.5703"]),
+     ([0.0, 2.5e-4, 5e-4], ["0", "2.5e-4", "5e-4"]), ([100200.0, 100400.0], ["100.2k", "100.4k"])],
+)  # fmt: skip
+def test_labels_of_ticks_differ_and_fit(ticks, labels):
+    assert charts.tick_labels(ticks) == labels
+
+
 def test_smoothing_keeps_a_line_straight():
     assert charts.smoothed([1.0, 2.0, 3.0, 4.0, 5.0], 1)[1:-1] == [2.0, 3.0, 4.0]

@@ -80,9 +80,9 @@ export function curves(state) {
     const rows = runs.flatMap((run) => run.evals.rows.map((row) => [run, row]));
     const names = unique(rows.flatMap(([, row]) => Object.keys(row).filter((n) => `${n}_low` in row && `${n}_high` in row)));
     const lines = unique(rows.map(([run, row]) => JSON.stringify([run.id, row.opponent, row.part ?? ""]))).map((text) => JSON.parse(text));
-    const several = runs.length > 1;
+    const several = runs.length > 1, folder = commonFolder(runs.map((run) => run.id));
     const named = lines.map(([id, opponent, part], colour) => ({
-      id, opponent, part, colour, name: [several ? id : "", alone(id, opponent) ? "" : opponent, part].filter(Boolean).join(", ") || "trained policies",
+      id, opponent, part, colour, name: [several ? id.slice(folder) : "", alone(id, opponent) ? "" : opponent, part].filter(Boolean).join(", ") || "trained policies",
     }));
     const legend = el("div", { class: "row" }, named.map((line) => el("span", {}, el("span", { class: `swatch k${line.colour % COLOURS}` }), line.name)));
     const failures = named.map((line) => {
@@ -144,6 +144,13 @@ function matches(found) {
     el("tr", {}, el("th"), names.map((name) => el("th", {}, name)), elo ? el("th", {}, "Elo") : null),
     matrix.map((row, i) => el("tr", {}, el("td", {}, names[i]), row.map((value, j) => el("td", {}, elo && i === j ? "–" : number(value))),
       elo ? el("td", {}, number(elo[names[i]])) : null))));
+}
+
+/** Return the length of the folders that all ids start with. */
+function commonFolder(ids) {
+  const parts = ids[0]?.split("/").slice(0, -1) ?? [];
+  const differs = parts.findIndex((_, i) => ids.some((id) => !id.startsWith(parts.slice(0, i + 1).join("/") + "/")));
+  return parts.slice(0, differs < 0 ? parts.length : differs).reduce((length, part) => length + part.length + 1, 0);
 }
 
 /** Describe the failed episodes of an evaluation by reason. */
