@@ -183,9 +183,9 @@ def test_debate_page(tmp_path, capsys):
             agents, turns = {"samples": (1, 1), "refine": (1, 6)}.get(test, (3, 2))
             scored = [0.5] if (row, test) == ("single", "samples") else None
             some = []
-            for i in range(200 * (6 if test == "samples" else 1)):
+            for i in range(100 * (6 if test == "samples" else 1)):
                 answers = [["5" if rng.random() < right else "4" for _ in range(agents)] for _ in range(turns)]
-                some.append(record(f"q{i % 200}", answers, scores=scored and [rng.random()]))
+                some.append(record(f"q{i % 100}", answers, scores=scored and [rng.random()]))
             write_test(tmp_path / "gsm8k" / row / f"test_{0 if row == 'untuned' else 5}" / test, some)
         if row != "untuned":
             finish_training(tmp_path / "gsm8k" / row)
@@ -200,7 +200,7 @@ def test_debate_page(tmp_path, capsys):
         "best-of-6, trained as a single agent", "weighted vote of 6, trained as a single agent",
         "maj@6, the same model",
     ]  # fmt: skip
-    assert "| maj@6, untuned | an example | 60 and 60 |" in lines[1] and lines[1].endswith("| 200 | **better** |")
+    assert "| maj@6, untuned | an example | 60 and 60 |" in lines[1] and lines[1].endswith("| 100 | **better** |")
     assert "| training | 500 and 500 |" in lines[0]
     ElementTree.fromstring((tmp_path / "debate.svg").read_text())
 

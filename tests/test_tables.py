@@ -220,8 +220,10 @@ def test_flags_and_estimates(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit, match=r"budgets of g differ: \{'a': 1, 'b': 2\}"):
         runner.check_budgets("toy", {("g", "a"): 1, ("g", "b"): 2, ("h", "a"): 3})
     monkeypatch.setenv("MARL_JAX_DATA", str(tmp_path))
-    with pytest.raises(SystemExit, match="no files mbpp in"):
-        runner.check_files("toy", ["mbpp"])
+    with pytest.raises(SystemExit, match="toy: no files mbpp in"):
+        runner.check_files(runner.Session(toy, ["--model=smollm2"]), ["mbpp"])
+    for fewer in ([], ["--model=smollm2", "--collect"]):
+        runner.check_files(runner.Session(toy, fewer), ["mbpp"])
 
 
 @pytest.mark.quick

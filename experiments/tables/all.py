@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = [f"--workdir={folder / name}", *own]
         try:
             if flags.list:
-                print(_listed(Session(TABLES[name], own)))
+                print(_listed(Session(TABLES[name], [*own, "--dry_run"])))
                 continue
             print(f"== {name}", file=sys.stderr)
             statuses[name] = runner.main(TABLES[name], own)

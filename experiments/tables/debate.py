@@ -116,13 +116,9 @@ def check(session: Session) -> None:
     session.wanted = [(task, row) for task, row in session.wanted if flags.scorer or "verifier" not in row]
     made = {key: make(session, *key) for key in session.wanted}
     check_budgets("debate", {key: trial.completions[0] for key, trial in made.items() if trial.steps})
-    if flags.model and not flags.collect:
-        used = {task: None for trial in made.values() for task in (trial.group, *_transfers(trial))}
-        check_files("debate", [file for task in TASKS if task in used for file in TASKS[task].files])
-
-
-def _transfers(trial: Trial) -> list[str]:
-    return [TASKS[trial.group].other] if "transfer" in trial.tests else []
+    used = {trial.group for trial in made.values()}
+    used |= {TASKS[trial.group].other for trial in made.values() if "transfer" in trial.tests}
+    check_files(session, [file for task in TASKS if task in used for file in TASKS[task].files])
 
 
 def size(session: Session) -> tuple[int, int]:

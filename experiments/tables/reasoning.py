@@ -141,11 +141,8 @@ def check(session: Session) -> None:
     check_budgets(
         "reasoning", {key: trial.completions[0] for key in session.wanted if (trial := make(session, *key)).steps}
     )
-    if session.flags.model and not session.flags.collect:
-        files = [
-            (TASKS[task].file, *(one.file for one in sets_of(session, task).values())) for task, _ in session.wanted
-        ]
-        check_files("reasoning", dict.fromkeys(file for several in files for file in several))
+    files = [(TASKS[task].file, *(one.file for one in sets_of(session, task).values())) for task, _ in session.wanted]
+    check_files(session, dict.fromkeys(file for several in files for file in several))
 
 
 @functools.lru_cache(maxsize=8)

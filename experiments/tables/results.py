@@ -195,12 +195,14 @@ class Results:
         for other, words in self._spec.sampled(row).items():
             for trial in self.trials.get((group, other), ())[:1]:
                 samples = episodes(self._session, trial, self._spec.samples(test))
-                n = records.samples_at(samples, cell.spent.tokens) if samples else 0
-                for method, (value, usable) in METHODS.items():
-                    if n and usable(samples):
-                        values = {id_: value(several[:n]) for id_, several in records.by_example(samples).items()}
-                        one = compare(cell.values, [values], (cell.spent, records.cost(samples, n)))
-                        yield f"{method.format(n)}, {words}", "an example", one
+                groups = records.by_example(samples)
+                equal = records.samples_at(samples, cell.spent.tokens) if samples else 0
+                for n in {equal: None, max(map(len, groups.values())): None} if samples else ():
+                    for method, (value, usable) in METHODS.items():
+                        if usable(samples):
+                            values = {id_: value(several[:n]) for id_, several in groups.items()}
+                            one = compare(cell.values, [values], (cell.spent, records.cost(samples, n)))
+                            yield f"{method.format(n)}, {words}", "an example" if n == equal else "–", one
 
     def at_equal_tokens(self, group: str, row: str, baseline: str, test: str) -> Comparison | None:
         """Compare rows, seed by seed, at checkpoints with about as many tokens."""

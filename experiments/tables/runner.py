@@ -227,11 +227,12 @@ def select(table: Table, only: str) -> list[tuple[str, str]]:
     return [(group, row) for group, row in everything if group in names or f"{group}/{row}" in names]
 
 
-def check_files(table: str, names: Iterable[str]) -> None:
-    """Exit if a published data file is missing."""
-    if missing := [name for name in names if not has_file(name)]:
+def check_files(session: Session, names: Iterable[str]) -> None:
+    """Exit if a published data file is missing; the embedded model needs none."""
+    needed = session.flags.model and not (session.flags.collect or session.flags.dry_run)
+    if missing := [name for name in names if needed and not has_file(name)]:
         place = os.environ.get("MARL_JAX_DATA") or "not set"
-        raise SystemExit(f"{table}: no files {', '.join(missing)} in $MARL_JAX_DATA ({place})")
+        raise SystemExit(f"{session.table.name}: no files {', '.join(missing)} in $MARL_JAX_DATA ({place})")
 
 
 def has_file(name: str) -> bool:

@@ -67,7 +67,7 @@ def run_all(
             settled = len(begun) + len(failed)
             runs = plan()
             missing = [run for run in runs if run.name not in failed and not done(run)]
-            for run in missing:
+            for run in sorted(missing, key=lambda run: -run.tokens):  # the longest first
                 if broken := next((name for name in run.after if name in failed), None):
                     failed[run.name] = f"was skipped, because it needs {broken}"
                 elif run.name not in begun and not set(run.after) & {other.name for other in missing}:

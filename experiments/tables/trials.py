@@ -7,7 +7,7 @@ examples and are made at equal tokens in two ways:
 - training: Of the row that has generated more, the checkpoint nearest to the total of the other is tested as well.
   Checkpoints must still exist for that; `--config.checkpoint.keep` sets how many do.
 - an example: One agent is sampled as often as the row's tokens per example allow, and its answers are combined by vote
-  (maj@n) or by scores (best-of-n and a weighted vote).
+  (maj@n) or by scores (best-of-n and a weighted vote). All of its samples are listed as well, without equal tokens.
 """
 
 from __future__ import annotations

@@ -70,8 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def check(session: Session) -> None:
     """Exit if the data files are missing."""
-    if session.flags.model and not session.flags.collect:
-        check_files("verified", ("gsm8k_train", "gsm8k_test"))
+    check_files(session, ("gsm8k_train", "gsm8k_test"))
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
