@@ -9,7 +9,7 @@ A package can add an entry without being imported by declaring an entry point of
     [project.entry-points."marl_jax.games"]
     nim = "my_package.nim:GAME"
 
-or in a module that calls `add`, which a run imports with `load_plugins`.
+or in a module or script that calls `add`, which a run imports with `load_plugins`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import importlib.util
 import operator
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -34,6 +38,7 @@ class Registry:
     def __init__(self, kind: str):
         self.kind = kind
         self._entries: dict[str, Any] = {}
+        self._origins: dict[str, str] = {}
         self._entry_points_read = False
 
     def __repr__(self) -> str:
@@ -44,9 +49,18 @@ class Registry:
         """Entry point group of the registry."""
         return f"marl_jax.{self.kind}"
 
-    def add(self, name: str, entry: Any) -> None:
-        """Add an entry: an object, or "module:attribute" to import it on first use."""
+    def add(self, name: str, entry: Any, origin: str = "") -> None:
+        """Add an entry: an object, or "module:attribute" to import it on first use.
+
+        Args:
+            name: Name of the entry.
+            entry: The entry.
+            origin: Module that adds it, if a later entry of the same module may replace it, as in a notebook.
+        """
+        if origin and self._origins.get(name) == origin:
+            self._entries.pop(name, None)
         _put(self._noun, self._entries, name, entry)
+        self._origins[name] = origin
 
     def get(self, name: str) -> Any:
         """Return the entry called `name`.
@@ -85,13 +99,10 @@ class Registry:
 
     def _load(self, name: str, where: str) -> Any:
         """Import an entry."""
-        module, _, attribute = where.partition(":")
         try:
-            imported = importlib.import_module(module)
+            return import_object(where)
         except ImportError as error:
             raise ValueError(f"{self._noun} {name!r} cannot be imported from {where!r}: {error}") from error
-        try:
-            return operator.attrgetter(attribute)(imported)
         except AttributeError as error:
             raise ValueError(f"{self._noun} {name!r} is not at {where!r}: {error}") from error
 
@@ -125,15 +136,29 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     return f"; did you mean {plain[near[0]]}?" if near else ""
 
 
+# --------------------------------------------------------------------------------------------- modules and scripts
+
+_importing: list[str] = []
+"""Scripts that are being imported, innermost last."""
+
+
+class ScriptEnd(BaseException):
+    """Ends the import of a script before it would start a run; see `end_import`."""
+
+
 def load_plugins(modules: Iterable[str]) -> None:
-    """Import modules that add to registries; raise ValueError if one cannot be imported."""
+    """Import modules and scripts that add to registries.
+
+    Raises:
+        ValueError: One of them cannot be imported.
+    """
     if isinstance(modules, str) or not isinstance(modules, Iterable) or not all(isinstance(m, str) for m in modules):
         raise ValueError(f"{modules!r} must be a tuple of module names")
     for module in modules:
-        if not all(part.isidentifier() for part in module.split(".")):
-            raise ValueError(f"plugin {module!r} is not the name of a module, such as 'my_package.games'")
+        if not module.endswith(".py") and not all(part.isidentifier() for part in module.split(".")):
+            raise ValueError(f"plugin {module!r} is not the name of a module or script, such as 'my_package.games'")
         try:
-            importlib.import_module(module)
+            import_module(module)
         except ImportError as error:
             raise ValueError(f"plugin {module!r} cannot be imported: {error}") from error
         except (Exception, SystemExit) as error:
@@ -156,12 +181,56 @@ def describe_failure(error: BaseException, file: str | None = None) -> str:
     return f"{place}{type(error).__name__}{f': {words}' if words else ''}"
 
 
+def import_object(where: str) -> Any:
+    """Import "module:attribute" or "script.py:attribute"."""
+    module, _, attribute = where.rpartition(":")
+    return operator.attrgetter(attribute)(import_module(module))
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module by name, or a script by its path, which ends with ".py".
+
+    The module of a script has the absolute path of its file as its name. A script that is already running as
+    `__main__` is not run again. Otherwise it runs up to its first call that would start a run (`end_import`), so that a
+    script can register a task, train on it, and later be imported to resume the run.
+    """
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    path = str(Path(name).expanduser().resolve())
+    main = sys.modules.get("__main__")
+    if path not in sys.modules and str(Path(getattr(main, "__file__", None) or "").resolve()) == path:
+        return sys.modules["__main__"]
+    if path not in sys.modules:
+        spec = importlib.util.spec_from_file_location(path, path)
+        if spec is None or spec.loader is None or not Path(path).is_file():
+            raise ImportError(f"there is no file {path}")
+        sys.modules[path] = module = importlib.util.module_from_spec(spec)
+        sys.path.append(str(Path(path).parent))  # a script may import its neighbours
+        _importing.append(path)
+        try:
+            spec.loader.exec_module(module)
+        except ScriptEnd:
+            pass
+        except BaseException:
+            del sys.modules[path]
+            raise
+        finally:
+            _importing.pop()
+    return sys.modules[path]
+
+
+def end_import() -> None:
+    """End the import of a script, if there is one, before it starts a run."""
+    if _importing:
+        raise ScriptEnd(f"{_importing[-1]} is imported and does not start a run")
+
+
 def _put(noun: str, entries: dict[str, Any], name: str, entry: Any) -> None:
     """Add an entry under a new name; a string must be its location."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"{noun} name is {name!r}, but must be a non-empty string")
     if name in entries:
         raise ValueError(f"{noun} {name!r} already exists; choose another name")
-    if isinstance(entry, str) and not re.fullmatch(r"[\w.]+:[\w.]+", entry):
+    if isinstance(entry, str) and not re.fullmatch(r"(.+\.py|[\w.]+):[\w.]+", entry):
         raise ValueError(f"{noun} {name!r} is {entry!r}, but must be 'module:attribute'")
     entries[name] = entry

@@ -8,10 +8,15 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from envs.tasks.replies import CallFailed, EpisodeError, Reply
 from envs.tasks.task import Ask
+from registries import Registry, import_object
+
+REWARDS = Registry("rewards")
+"""Reward functions by name."""
 
 GIVEN = ("prompt", "completion")
 GIVEN_AS_LISTS = ("prompts", "completions", "completion_ids")
@@ -86,8 +91,8 @@ class RewardFunction:
         try:
             if _is_async(self.function):
                 return await ask.record(key, self._awaited(values), limit)
-            if _importable(self.function):  # in another process, which is killed at the limit
-                where = f"{self.function.__module__}:{self.function.__qualname__}"
+            where = place_of(self.function)
+            if where and self.function.__module__ != "__main__":  # in another process, which is killed at the limit
                 return await ask.verify(call, where, values, limit=limit, name=key)
             return await ask.record(key, self._in_thread(values), limit)
         except CallFailed as error:
@@ -104,12 +109,14 @@ def named(rewards: Any) -> dict[str, RewardFunction]:
     """Return reward functions by name.
 
     Args:
-        rewards: One function, several, or {name: function}.
+        rewards: One function, several, or {name: function}. A string names a registered function, or is its place:
+            "module:function" or "script.py:function".
     """
     if isinstance(rewards, Mapping):
-        functions = dict(rewards)
+        functions = {name: _imported(function) for name, function in rewards.items()}
     else:
-        several = list(rewards) if isinstance(rewards, Iterable) else [rewards]
+        several = list(rewards) if isinstance(rewards, Iterable) and not isinstance(rewards, str) else [rewards]
+        several = [_imported(function) for function in several]
         functions = {getattr(function, "__name__", type(function).__name__): function for function in several}
         if len(functions) < len(several):
             raise ValueError("two reward functions have the same name; pass them as {name: function}")
@@ -118,13 +125,35 @@ def named(rewards: Any) -> dict[str, RewardFunction]:
     return {name: _reward(name, function) for name, function in functions.items()}
 
 
-def call(where: str, values: dict[str, Any]) -> Any:
-    """Call the function "module:function". Runs in a process of `ask.verify`."""
-    import importlib
-    import operator
+def _imported(function: Any) -> Any:
+    if not isinstance(function, str):
+        return function
+    if ":" not in function:
+        return REWARDS.get(function)
+    try:
+        return import_object(function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"rewards has {function!r}, which cannot be imported: {error}") from error
 
-    module, name = where.split(":")
-    return _plain(operator.attrgetter(name)(importlib.import_module(module))(**values))
+
+def name_rewards(rewards: Any) -> dict[str, str]:
+    """Return reward functions as strings for a config: {name: place}.
+
+    A function that another process cannot import, such as one of a notebook, is registered under its name.
+    """
+    return {name: _name(name, reward.function) for name, reward in named(rewards).items()}
+
+
+def _name(name: str, function: Callable) -> str:
+    place = place_of(function)
+    if place is None:
+        REWARDS.add(name, function, origin="notebook")
+    return place or name
+
+
+def call(where: str, values: dict[str, Any]) -> Any:
+    """Call the function "module:function" or "script.py:function". Runs in a process of `ask.verify`."""
+    return _plain(import_object(where)(**values))
 
 
 def _reward(name: str, function: Callable) -> RewardFunction:
@@ -148,12 +177,18 @@ def _is_async(function: Callable) -> bool:
     return any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
 
 
-def _importable(function: Callable) -> bool:
-    """Return whether another process can import the function by its name."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
-    loaded = sys.modules.get(module or "")
-    known = loaded is not None and getattr(loaded, "__spec__", None) is not None and module != "__main__"
-    return known and name.isidentifier() and getattr(loaded, name, None) is function
+def place_of(function: Callable) -> str | None:
+    """Return "module:function" or "script.py:function", from which another process can import a function, or None."""
+    module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "<")
+    loaded = sys.modules.get(module)
+    if loaded is None or not name.isidentifier() or getattr(loaded, name, None) is not function:
+        return None
+    file = getattr(loaded, "__file__", None) or ""
+    if module == "__main__" and loaded.__spec__ is not None:  # python -m
+        return f"{loaded.__spec__.name}:{name}"
+    if "." not in module and file.endswith(".py"):  # such as a file next to a script, which need not be on the path
+        return f"{Path(file).resolve()}:{name}"
+    return None if getattr(loaded, "__spec__", None) is None else f"{module}:{name}"
 
 
 def _plain(value: Any) -> Any:
