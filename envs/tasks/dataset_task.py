@@ -26,6 +26,7 @@ import itertools
 import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from string import Formatter
 from typing import Any
 
 from envs.tasks.chat import CONTINUATIONS
@@ -42,23 +43,23 @@ LEVELS = ("team", "agent", "process")
 
 
 def dataset_task(
-    data: str | Sequence[Mapping] | Mapping[str, Any] | Dataset, rewards: Any, **settings: Any
-) -> Callable[..., OwnTask]:
-    """Return a factory of `OwnTask` to register as a task.
+    data: str | Sequence[Mapping] | Mapping[str, Any] | Dataset, rewards: Any = (), **settings: Any
+) -> Callable[..., DatasetTask]:
+    """Return a factory of `DatasetTask` to register as a task.
 
     The factory takes `task.params`, which override `settings`.
 
     Args:
         data: A source (see `open_dataset`), a list of rows, a dataset, or {"train": …, "test": …} of these.
-        rewards: One function, several, or {name: function}.
-        **settings: Other attributes of `OwnTask`.
+        rewards: One function, several, or {name: function}; a function may be given as "module:function".
+        **settings: Other attributes of `DatasetTask`.
     """
-    OwnTask(data, rewards, **settings)  # report errors where the task is defined
-    return functools.partial(OwnTask, data, rewards, **settings)
+    DatasetTask(data, rewards, **settings)  # report errors where the task is defined
+    return functools.partial(DatasetTask, data, rewards, **settings)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OwnTask(Task):
+class DatasetTask(Task):
     """A task built from a dataset, a prompt or a workflow, and reward functions.
 
     Attributes:
@@ -67,6 +68,8 @@ class OwnTask(Task):
         weights: Weights of the reward functions, in their order; all 1 by default.
         prompt: Prompt template of a task with one role and one turn. The default is the column "prompt", which holds a
             string or a list of messages.
+        completion: Template of the reference completion, which supervised training imitates. Without reward functions,
+            a completion is rewarded if it equals the reference.
         system: System prompt of a task with one role and one turn.
         workflow: Workflow of a task with several roles or turns: a list of steps, or a start and nodes.
         conditions: Functions of (values, scores) by name, which the workflow's edges may use.
@@ -79,9 +82,10 @@ class OwnTask(Task):
     """
 
     data: Any
-    rewards: Any
+    rewards: Any = ()
     weights: Sequence[float] | None = None
     prompt: str = "{prompt}"
+    completion: str = ""
     system: str | None = None
     workflow: Any = ()
     conditions: Mapping[str, Function] = dataclasses.field(default_factory=dict)
@@ -92,6 +96,8 @@ class OwnTask(Task):
     limit: float = 30.0
 
     def __post_init__(self):
+        if not self.data:
+            raise ValueError("data is empty, but must be a JSONL file, tfds:FOLDER, hub:OWNER/NAME or rows")
         if self.weights is not None and len(self.weights) != len(self.functions):
             raise ValueError(
                 f"weights is {self.weights}, but must have one value for each of: {', '.join(self.functions)}"
@@ -101,7 +107,14 @@ class OwnTask(Task):
     @functools.cached_property
     def functions(self) -> dict[str, RewardFunction]:
         """Reward functions by name."""
+        if not self.rewards and self.completion:
+            return named({"exact": self._equals_reference})
         return named(self.rewards)
+
+    def _equals_reference(self, prompts: list, completions: list, **columns: list) -> list[float]:
+        row = {"prompt": prompts[0], **{name: values[0] for name, values in columns.items()}}
+        texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
+        return [float(text.strip() == self.completion.format_map(row).strip()) for text in texts]
 
     @functools.cached_property
     def graph(self) -> Workflow:
@@ -127,6 +140,10 @@ class OwnTask(Task):
         """Return the rows of a split."""
         check_split(part)
         return self._parts[part]
+
+    def gold_reply(self, example: dict[str, Any]) -> str | None:
+        """Return the reference completion of a row, if the task has a template for it."""
+        return self.completion.format_map(example) if self.completion else None
 
     async def play(self, ask: Ask, example: dict[str, Any]) -> Outcome:
         """Play the workflow.
@@ -196,7 +213,7 @@ class OwnTask(Task):
 
     def _check_columns(self, data: Dataset) -> None:
         """Check that every column named by prompts and reward functions exists."""
-        wanted = list(self.graph.columns)
+        wanted = [*self.graph.columns, *(name for _, name, _, _ in Formatter().parse(self.completion) if name)]
         for function in self.functions.values():
             wanted += function.columns
         check_fields(data, list(dict.fromkeys([*wanted, *([self.key] if self.key else [])])))

@@ -1,9 +1,9 @@
-"""Supervised fine-tuning on the moves of a bot, as a starting point for reinforcement learning.
+"""Supervised fine-tuning on moves of a bot or reference completions of a task.
 
     python launch.py --config=experiments/plan_path.py:roles_sft --workdir=runs/warm
     python launch.py --config=experiments/plan_path.py --workdir=runs/mine --config.model.init_from=runs/warm
 
-Completions come from the bot instead of the policy. The loss is the negative log-likelihood of full completions.
+Completions come from the bot or the dataset instead of the policy. The loss is their negative log-likelihood.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from marl_jax.algorithms import sft_config
 from marl_jax.algorithms.algorithm import Algorithm, HeldoutCount, HeldoutMetrics
 from marl_jax.algorithms.sft_config import SFTSettings
 from marl_jax.devices.aot import AotCompiler, Program
+from marl_jax.errors import ConfigError
 from marl_jax.learning.update import Objective, Scheduled
-from marl_jax.rollouts.base import RunParts
+from marl_jax.rollouts.base import Rollout, RunParts
 from marl_jax.rollouts.demonstrations import DemonstrationAnswers, Demonstrations
+from marl_jax.rollouts.host.gold import gold_rollout
 from marl_jax.samples import Samples
 
 DRAWS = 32  # draws of the bot in a held-out position; any move that it plays in one of them is right
@@ -37,11 +39,15 @@ def compute_advantages(
 
 
 class Likelihood(Objective):
-    """The negative mean log-probability of full completions."""
+    """The negative mean log-probability of completions or of their tokens."""
 
     def loss_weights_for(self, samples: Samples, algo: SFTSettings) -> jax.Array:
-        """Return the weights of completions [N, S], which sum to 1 over a minibatch."""
-        return samples.loss_weights / jnp.maximum(jnp.sum(samples.loss_weights), 1.0)
+        """Return the weights of completions [N, S].
+
+        Over a minibatch, those of all completions, or of all tokens, sum to 1.
+        """
+        lengths = samples.completion_lengths if algo.loss_agg == "token" else 1
+        return samples.loss_weights / jnp.maximum(jnp.sum(samples.loss_weights * lengths), 1.0)
 
     def loss(
         self, samples: Samples, weighed: jax.Array, scores: Scores, algo: SFTSettings, scheduled: Scheduled
@@ -49,12 +55,30 @@ class Likelihood(Objective):
         """Compute the loss of some rows and metrics."""
         answers = samples.to_completions(scores.logps)
         loss = -jnp.sum(weighed * answers)
-        metrics = {"loss": loss, "probability": jnp.sum(weighed * jnp.exp(answers))}
+        by_token = samples.to_completions(jnp.exp(scores.logps) * samples.mask())
+        likely = by_token if algo.loss_agg == "token" else jnp.exp(answers)
+        metrics = {"loss": loss, "probability": jnp.sum(weighed * likely)}
         return loss, metrics | {"entropy": jnp.sum(weighed * samples.to_completions(scores.entropy))}
 
 
-def rollout(run: RunParts) -> Demonstrations:
-    """Build the rollout, in which a bot plays."""
+def rollout(run: RunParts) -> Rollout:
+    """Build the rollout, in which a bot plays or the dataset replies."""
+    if run.task is None:
+        return demonstrations(run)
+    arguments = run.task.arguments()
+    task, name = arguments["runner"].task, run.config.task.name
+    if task.gold_reply(task.examples(arguments["split"])[0]) is None:
+        raise ConfigError(
+            [
+                f"config.algo.name is 'sft', but the task {name!r} has no reference completions. For the task dataset, "
+                "set task.params.completion; other tasks need a method gold_reply"
+            ]
+        )
+    return gold_rollout(arguments)
+
+
+def demonstrations(run: RunParts) -> Demonstrations:
+    """Build the rollout of a game, in which a bot plays."""
     algo = run.algo
     assert isinstance(algo, SFTSettings) and run.game is not None
     weights = sft_config.kind_weights(algo.kind_weights)
@@ -66,7 +90,7 @@ class Imitation:
     """Evaluation of imitation in held-out games, the same ones at every call."""
 
     def __init__(self, run: RunParts):
-        shown = rollout(run)
+        shown = demonstrations(run)
         unseen = dataclasses.replace(shown, game=shown.game.held_out(), noise=0.0)
         self._kinds = np.array([*unseen.game.action_kinds, ""])  # the last entry: no action was named
         self._program = Program(

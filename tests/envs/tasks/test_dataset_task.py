@@ -9,7 +9,7 @@ import pytest
 
 from envs.tasks import scripted
 from envs.tasks.data import DataError, from_list, prepare_tfds
-from envs.tasks.dataset_task import OwnTask, dataset_task
+from envs.tasks.dataset_task import DatasetTask, dataset_task
 from envs.tasks.replies import CallTimeout
 from envs.tasks.task import SPLITS
 from tests.envs.tasks import reward_functions as rewards
@@ -52,9 +52,37 @@ def test_several_functions_with_weights_and_the_one_that_counts():
     task = dataset_task(ROWS, [rewards.right, lambda completion: len(completion)], weights=(1.0, -0.1))()
     outcome, (reply,) = run(task, answers=["one"])
     assert reply.rewards.team == pytest.approx(1 - 0.3) and outcome.success == 1
-    task = OwnTask(ROWS, [rewards.right, rewards.waits], success="waits", pays="agent")
+    task = DatasetTask(ROWS, [rewards.right, rewards.waits], success="waits", pays="agent")
     outcome, (reply,) = run(task, answers=["one"])
     assert outcome.success == 0.5 and reply.rewards.agent == 1.5 and reply.rewards.team == 0
+
+
+def test_functions_are_named_by_their_places(tmp_path):
+    (tmp_path / "mine.py").write_text("def right(completion, answer):\n    return float(completion == answer)\n")
+    for place in ("tests.envs.tasks.reward_functions:right", f"{tmp_path}/mine.py:right"):
+        outcome, _ = run(DatasetTask(ROWS, place), answers=["one"])
+        assert outcome.metrics == {"reward_right": 1}
+        assert episodes(DatasetTask(ROWS, {"mine": place}), n=2)["task/reward_mine"] == 0  # in other processes
+    for place, message in (
+        ("right", "unknown reward 'right'"),
+        ("json:right", "rewards has 'json:right', which cannot"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DatasetTask(ROWS, place)
+
+
+@pytest.mark.parametrize("prompt", ["Say one.", [{"role": "user", "content": "Say one."}]])
+def test_without_functions_a_completion_must_equal_the_reference(prompt):
+    rows = [{"prompt": prompt, "completion": "one", "n": i} for i in range(4)]
+    task = DatasetTask(rows, completion="{completion}!")
+    assert task.gold_reply(rows[0]) == "one!" and DatasetTask(rows, rewards.waits).gold_reply(rows[0]) is None
+    for answer, value in (("one! ", 1), ("one", 0)):
+        outcome, (reply,) = run(task, rows[0], answers=[answer])
+        assert outcome.success == reply.rewards.team == value
+    with pytest.raises(DataError, match="word"):
+        DatasetTask(rows, completion="{word}").examples("train")
+    with pytest.raises(ValueError, match="data is empty, but must be a JSONL file"):
+        DatasetTask("", completion="{completion}")
 
 
 def test_objects_that_are_called_and_the_ids_of_completions():
@@ -62,25 +90,25 @@ def test_objects_that_are_called_and_the_ids_of_completions():
         async def __call__(self, completions, completion_ids, **columns):
             return [len(text) + len(ids) for text, ids in zip(completions, completion_ids, strict=True)]
 
-    assert run(OwnTask(ROWS, Judge()))[1][0].rewards.team == 3
+    assert run(DatasetTask(ROWS, Judge()))[1][0].rewards.team == 3
 
 
 def test_candidates_are_scored_together_and_the_best_is_kept():
     for function in (rewards.right, rewards.as_trl):
-        outcome, replies = run(OwnTask(ROWS, function), answers=["two", "one", "three"], candidates=3)
+        outcome, replies = run(DatasetTask(ROWS, function), answers=["two", "one", "three"], candidates=3)
         assert [reply.rewards.team for reply in replies] == [0, 1, 0] and outcome.success == 1
 
 
 def test_numbers_of_numpy_will_do():
     functions = {"a": lambda completions, **_: np.ones(len(completions)), "b": lambda completion: np.float32(2)}
-    task = OwnTask(ROWS, functions)
+    task = DatasetTask(ROWS, functions)
     assert run(task)[1][0].rewards.team == 3
 
 
 def test_prompts_of_messages_are_conversations_for_trl():
     rows = [{"prompt": [{"role": "system", "content": "S"}, {"role": "user", "content": f"U{i}"}]} for i in range(9)]
     seen = []
-    task = OwnTask(rows, rewards.chatty)
+    task = DatasetTask(rows, rewards.chatty)
     outcome, ask = scripted.play(task, rows[0], lambda seat, messages, k: seen.append(list(messages)) or "four")
     assert seen[0] == [{"role": "system", "content": "S"}, {"role": "user", "content": "U0"}]
     assert ask.replies[0][2].rewards.team == 4 and outcome.success == 1, "success is cut to 1"
@@ -107,7 +135,7 @@ def test_prompts_of_messages_are_conversations_for_trl():
     ],
 )
 def test_a_function_that_fails_costs_its_episode_and_is_counted(function, problem, caplog):
-    metrics = episodes(OwnTask(ROWS, {"f": function}), n=2)
+    metrics = episodes(DatasetTask(ROWS, {"f": function}), n=2)
     assert metrics["episodes/failed/reward_failed"] == 2 and metrics["episodes/finished"] == 0
     assert re.search(f"reward 'f' .*{problem}", caplog.text)
 
@@ -119,12 +147,12 @@ def test_others_are_not_lost_with_the_one_that_fails():
         return 1.0
 
     parts = {"train": ROWS[:6], "validation": ROWS[6:7], "test": ROWS[7:]}
-    metrics = episodes(OwnTask(parts, picky), n=6)
+    metrics = episodes(DatasetTask(parts, picky), n=6)
     assert metrics["episodes/failed/reward_failed"] == 1 and metrics["episodes/finished"] == 5
 
 
 def test_a_function_that_never_ends_is_ended_in_its_process():
-    metrics = episodes(OwnTask(ROWS, rewards.hangs, limit=0.2), n=2)
+    metrics = episodes(DatasetTask(ROWS, rewards.hangs, limit=0.2), n=2)
     assert metrics["episodes/failed/call_timeout"] == 2
 
     async def hangs(completion):
@@ -133,11 +161,13 @@ def test_a_function_that_never_ends_is_ended_in_its_process():
         await asyncio.sleep(3600)
 
     with pytest.raises(CallTimeout):
-        run(OwnTask(ROWS, hangs, limit=0.05))
+        run(DatasetTask(ROWS, hangs, limit=0.05))
 
 
 def test_functions_of_a_module_run_in_another_process():
-    metrics = episodes(OwnTask(ROWS, {"here": lambda completion: float(os.getpid()), "there": rewards.process}), n=2)
+    metrics = episodes(
+        DatasetTask(ROWS, {"here": lambda completion: float(os.getpid()), "there": rewards.process}), n=2
+    )
     assert metrics["task/reward_here"] == os.getpid() != metrics["task/reward_there"]
 
 
@@ -151,7 +181,7 @@ WORKFLOW = [
 
 
 def test_a_workflow_of_roles_and_turns():
-    task = OwnTask(ROWS, rewards.right, workflow=WORKFLOW)
+    task = DatasetTask(ROWS, rewards.right, workflow=WORKFLOW)
     assert task.roles == ("writer", "critic")
     seen = []
 
@@ -169,7 +199,7 @@ def test_a_step_that_is_not_taken_leaves_the_last_word_to_the_one_before():
     def kind(completion, answer):
         return float("Yes" in completion)
 
-    outcome, replies = run(OwnTask(ROWS, kind, workflow=WORKFLOW), answers=["one", "Yes."])
+    outcome, replies = run(DatasetTask(ROWS, kind, workflow=WORKFLOW), answers=["one", "Yes."])
     assert outcome.success == 1 and [reply.rewards.team for reply in replies] == [0, 1]
 
 
@@ -179,7 +209,7 @@ def test_a_role_that_has_not_spoken_has_said_nothing():
         {"role": "b", "prompt": "{a}", "when": {"a": "never"}},
         {"role": "a", "prompt": "b says: {b}."},
     ]
-    task, seen = OwnTask(ROWS, rewards.right, workflow=steps), []
+    task, seen = DatasetTask(ROWS, rewards.right, workflow=steps), []
     scripted.play(task, ROWS[0], lambda seat, messages, k: seen.append(messages[-1]["content"]) or "")
     assert seen == ["Say one.", "b says: ."]
 
@@ -194,7 +224,7 @@ def test_steps_with_rewards_of_their_own_and_conditions_in_python():
         {"role": "b", "prompt": "{a} is quiet", "when": "is_quiet", "rewards": ["right", "shouts"]},
     ]
     conditions = {"is_quiet": lambda values, scores: scores["a"] == {"shouts": 0.0} and scores["b"] is None}
-    task = OwnTask(ROWS, [rewards.right, shouts], workflow=steps, conditions=conditions, weights=[2.0, 1.0])
+    task = DatasetTask(ROWS, [rewards.right, shouts], workflow=steps, conditions=conditions, weights=[2.0, 1.0])
     outcome, replies = run(task, answers=["ONE", "one"])
     assert [reply.rewards.team for reply in replies] == [1, 2] and outcome.success == 1
     outcome, replies = run(task, answers=["one", "ONE"])
@@ -214,7 +244,7 @@ def test_every_kind_of_data(tmp_path):
         rows = [row for part in SPLITS for row in task.examples(part)]
         assert sorted(map(str, rows)) == sorted(map(str, ROWS)) and len(task.examples("train")) == 6
     with pytest.raises(DataError, match="data has the splits test"):
-        OwnTask({"test": ROWS}, rewards.right).examples("test")
+        DatasetTask({"test": ROWS}, rewards.right).examples("test")
     with pytest.raises(ValueError, match="part is 'dev'"):
         task.examples("dev")
 
@@ -243,9 +273,9 @@ A, CLASH = {"role": "a", "prompt": ""}, [{"role": "answer", "prompt": ""}]
             "no step .* has the reward 'right'",
         ),
         (lambda: dataset_task(ROWS, rewards.right, workflow=[{**A, "when": {"b": "x"}}]), "is about 'b'"),
-        (lambda: OwnTask(ROWS, lambda completion, gold: 1).examples("train"), "row 0: no field 'gold'"),
-        (lambda: OwnTask(ROWS, rewards.right, prompt="{question}").examples("train"), "no field 'question'"),
-        (lambda: OwnTask(ROWS, rewards.right, workflow=CLASH).examples("train"), "the name of a role"),
+        (lambda: DatasetTask(ROWS, lambda completion, gold: 1).examples("train"), "row 0: no field 'gold'"),
+        (lambda: DatasetTask(ROWS, rewards.right, prompt="{question}").examples("train"), "no field 'question'"),
+        (lambda: DatasetTask(ROWS, rewards.right, workflow=CLASH).examples("train"), "the name of a role"),
     ],
 )
 def test_what_cannot_work_is_refused(make, message):

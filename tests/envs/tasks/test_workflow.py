@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from envs.tasks import scripted
-from envs.tasks.dataset_task import OwnTask
+from envs.tasks.dataset_task import DatasetTask
 from envs.tasks.solver_checker import SolverChecker
 from envs.tasks.workflow.draw import draw
 from envs.tasks.workflow.graph import END, WorkflowError
@@ -230,7 +230,7 @@ def test_roles_of_a_node_are_asked_at_once_and_do_not_read_each_other():
     quotes = "{ann} {bob} {cyd}"
     both = {"together": [step(role, f"{role} reads: {quotes}") for role in ROLES]}
     first = {"together": [step(role) for role in ROLES], "next": "second"}
-    task = OwnTask(ROWS, long, workflow=graph(start="first", first=first, second=both))
+    task = DatasetTask(ROWS, long, workflow=graph(start="first", first=first, second=both))
     read_by = []
 
     def answer(seat, messages, k):
@@ -247,7 +247,7 @@ def test_roles_of_a_node_are_asked_at_once_and_do_not_read_each_other():
 
 def test_a_function_that_scores_several_roles_at_once_counts_with_its_mean():
     workflow = [{"together": [step("ann"), step("bob"), step("cyd", rewards=[])]}]
-    outcome, ask = scripted.play(OwnTask(ROWS, {"right": lambda completion: float(completion == "0")},
+    outcome, ask = scripted.play(DatasetTask(ROWS, {"right": lambda completion: float(completion == "0")},
                                          workflow=workflow), ROWS[0], lambda seat, *_: str(seat))  # fmt: skip
     assert outcome.success == 0.5 and [reply.rewards.team for *_, reply in ask.replies] == [1, 0, 0]
 
@@ -261,7 +261,7 @@ def test_an_edge_may_follow_the_scores_and_a_walk_that_is_cut_is_scored_at_its_l
 
     def run(*texts):
         left = list(texts)
-        task = OwnTask(ROWS, long, workflow=graph(4, **nodes), conditions=conditions)
+        task = DatasetTask(ROWS, long, workflow=graph(4, **nodes), conditions=conditions)
         outcome, ask = scripted.play(task, ROWS[0], lambda *_: left.pop(0))
         assert not left
         return outcome.reason, [(seat, reply.rewards.team) for seat, _, reply in ask.replies]
@@ -287,7 +287,7 @@ def lucky_task(luck, called):
         two=step("cyd", "{ann} {bob} {cyd}", rewards=["chance"], next=[{"to": "two", "when": "unlucky"}, "end"]),
     )
     conditions = {"unlucky": lambda values, scores: scores["cyd"]["chance"] < 0.6}
-    return OwnTask(ROWS, {"chance": chance}, workflow=graph(5, **nodes), conditions=conditions)
+    return DatasetTask(ROWS, {"chance": chance}, workflow=graph(5, **nodes), conditions=conditions)
 
 
 def roll(task, folder, **settings):
