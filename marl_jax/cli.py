@@ -192,11 +192,18 @@ def start_processes(config: ConfigDict, mode: str) -> int:
     return processes.join(config.distributed)
 
 
-def start(mode: str, given: dict) -> Any:
-    """Import the function of a mode, call it and return its result."""
+def start(mode: str, given: dict, **more: Any) -> Any:
+    """Import the function of a mode, call it and return its result.
+
+    Args:
+        mode: A name of `MODES`, or "sweep".
+        given: Values for the arguments of the mode.
+        **more: Further arguments of its function.
+    """
     target, arguments = SWEEP if mode == "sweep" else MODES[mode]
     module, function = target.split(":")
-    call = functools.partial(getattr(importlib.import_module(module), function), *(given[name] for name in arguments))
+    function = getattr(importlib.import_module(module), function)
+    call = functools.partial(function, *(given[name] for name in arguments), **more)
     if not given["config"].distributed.enabled or mode not in TOGETHER:
         return call()
     from marl_jax.running import processes

@@ -1,8 +1,8 @@
-"""Errors that a user can fix, which `launch.py` prints without a traceback."""
+"""Errors that a user can fix, which the command line prints without a traceback."""
 
 
 class RunError(Exception):
-    """An error that ends a run; `launch.py` prints the message and exits with status 1."""
+    """An error that ends a run; the exit status of the command line is 1."""
 
 
 class ConfigError(RunError, ValueError):

@@ -100,8 +100,8 @@ def test_commands_are_valid(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     for line in commands(page):
         for command in parts(line):
-            if command[:2] == ["python", "launch.py"]:
-                check_launch(command[2:], line)
+            if command[:2] == ["python", "launch.py"] or command[0] == "marl-jax":
+                check_launch(command[1 if command[0] == "marl-jax" else 2 :], line)
             elif command[:2] == ["python", "-m"]:
                 check_module(command[2:], line)
             elif command[0] == "python" and command[1:2] and command[1].endswith(".py"):
@@ -117,7 +117,8 @@ def check_launch(arguments: list[str], line: str):
     """Parse a command of launch.py; without an experiment, check its fields only."""
     place = next((a.partition("=")[2] for a in arguments if a.startswith("--config=")), None)
     own = {"FILE", "experiments/NAME.py", "my_experiment.py"}
-    if place is None or place in own or "$" in place or not (ROOT / place.partition(":")[0]).is_file():
+    file, names = ROOT / (place or "").partition(":")[0], {one.stem for one in flags.EXPERIMENTS.glob("*.py")}
+    if place is None or place in own or "$" in place or not (file.is_file() or file.name in names):
         known = {
             *run_fields.FIELDS,
             *(f for name in validate.ALGORITHMS.names() for f in validate.algorithm_fields(name)),

@@ -28,8 +28,8 @@ MAY_IMPORT = {
 
 # Inside marl_jax imports go down only; a layer may import its own files and those of lower layers.
 LAYERS = (
-    "cli", "modes", "web", "dryrun", "interactive", "evaluation", "setup", "schema", "algorithms", "serving",
-    "rollouts", "learning", "agents", "sampling", "devices", "samples", "running", "fields", "errors",
+    "__init__", "api", "cli", "modes", "web", "dryrun", "interactive", "evaluation", "setup", "schema", "algorithms",
+    "serving", "rollouts", "learning", "agents", "sampling", "devices", "samples", "running", "fields", "errors",
 )  # fmt: skip
 
 LIGHT = (

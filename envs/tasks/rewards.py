@@ -13,7 +13,7 @@ from typing import Any
 
 from envs.tasks.replies import CallFailed, EpisodeError, Reply
 from envs.tasks.task import Ask
-from registries import Registry, import_object
+from registries import Registry, describe_failure, import_object
 
 REWARDS = Registry("rewards")
 """Reward functions by name."""
@@ -109,46 +109,53 @@ def named(rewards: Any) -> dict[str, RewardFunction]:
     """Return reward functions by name.
 
     Args:
-        rewards: One function, several, or {name: function}. A string names a registered function, or is its place:
-            "module:function" or "script.py:function".
+        rewards: One function, several, or {name: function}. A string is the name of a registered function or a place,
+            "module:function" or "script.py:function", optionally after "NAME=".
     """
     if isinstance(rewards, Mapping):
-        functions = {name: _imported(function) for name, function in rewards.items()}
+        several = list(rewards.items())
     else:
         several = list(rewards) if isinstance(rewards, Iterable) and not isinstance(rewards, str) else [rewards]
-        several = [_imported(function) for function in several]
-        functions = {getattr(function, "__name__", type(function).__name__): function for function in several}
-        if len(functions) < len(several):
-            raise ValueError("two reward functions have the same name; pass them as {name: function}")
+        several = [("", function) for function in several]
+    pairs = [_imported(name, function) for name, function in several]
+    functions = dict(pairs)
+    if len(functions) < len(pairs):
+        raise ValueError("two reward functions have the same name; pass them as {name: function} or NAME=PLACE")
     if not functions:
         raise ValueError("rewards is empty, but must have at least one function")
     return {name: _reward(name, function) for name, function in functions.items()}
 
 
-def _imported(function: Any) -> Any:
+def _imported(name: str, function: Any) -> tuple[str, Any]:
+    """Return the name of a reward, by default that of its function, and the function."""
     if not isinstance(function, str):
-        return function
-    if ":" not in function:
-        return REWARDS.get(function)
+        return name or getattr(function, "__name__", type(function).__name__), function
+    first, _, place = function.rpartition("=")
+    name = name or first or place.rpartition(":")[2].rpartition(".")[2]
+    if ":" not in place:
+        return name, REWARDS.get(place)
     try:
-        return import_object(function)
+        return name, import_object(place)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"rewards has {function!r}, which cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"rewards has {function!r}, whose file failed: {describe_failure(error)}") from error
 
 
-def name_rewards(rewards: Any) -> dict[str, str]:
-    """Return reward functions as strings for a config: {name: place}.
+def name_rewards(rewards: Any) -> tuple[str, ...]:
+    """Return reward functions as strings for a config, in their order.
 
     A function that another process cannot import, such as one of a notebook, is registered under its name.
     """
-    return {name: _name(name, reward.function) for name, reward in named(rewards).items()}
+    return tuple(_place(name, reward.function) for name, reward in named(rewards).items())
 
 
-def _name(name: str, function: Callable) -> str:
+def _place(name: str, function: Callable) -> str:
     place = place_of(function)
     if place is None:
         REWARDS.add(name, function, origin="notebook")
-    return place or name
+        return name
+    return place if place.endswith(f":{name}") else f"{name}={place}"
 
 
 def call(where: str, values: dict[str, Any]) -> Any:

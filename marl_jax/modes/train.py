@@ -40,9 +40,15 @@ Runs = tuple[tuple[ConfigDict, Path], ...]
 """Configs of runs with their folders."""
 
 
-def train(config: ConfigDict, workdir: Path) -> None:
-    """Train a run and its first stage, resuming each from its newest checkpoint."""
-    with GracefulStop() as stop:
+def train(config: ConfigDict, workdir: Path, stop: GracefulStop | None = None) -> None:
+    """Train a run and its first stage, resuming each from its newest checkpoint.
+
+    Args:
+        config: Config of the run.
+        workdir: Folder of the run.
+        stop: Active handler of signals; a new one by default.
+    """
+    with contextlib.nullcontext(stop) if stop else GracefulStop() as stop:
         train_stages(config, workdir, stop, SharedPrograms())
 
 

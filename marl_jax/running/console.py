@@ -16,6 +16,12 @@ from marl_jax.errors import RunError
 
 log = logging.getLogger(__name__)
 
+OURS = ("marl_jax", "envs.games")
+"""Loggers whose messages a run shows."""
+
+CONFIGURED = bool(logging.getLogger().handlers)
+"""Whether the program had configured logging when it first used this module. Libraries may do so later."""
+
 
 class _ThroughBar(logging.Handler):
     """A log handler that writes above the progress bar."""
@@ -72,16 +78,61 @@ def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> Non
     Processes other than 0 only log warnings.
     """
     level = logging.WARNING if process else (logging.DEBUG if verbose else logging.INFO)
-    handlers: list[logging.Handler] = [_ThroughBar()]
-    if workdir is not None and process == 0:
-        workdir.mkdir(parents=True, exist_ok=True)
-        handlers.append(_RunLog(workdir / "run.log"))
     sys.excepthook = _only_ours
     root = logging.getLogger()
-    root.handlers[:] = map(_with_format, handlers)
+    root.handlers[:] = _handlers(None if process else workdir)
     root.setLevel(logging.WARNING)
-    for name in ("marl_jax", "envs.games"):
+    for name in OURS:
         logging.getLogger(name).setLevel(level)
+
+
+@contextlib.contextmanager
+def attached(workdir: Path | None) -> Iterator[None]:
+    """Show the log lines of the project while a run is active.
+
+    For runs that are started from Python. The terminal shows the lines unless the program has configured logging
+    itself. With a folder, they also go to its `run.log`. The settings of other loggers are not changed.
+    """
+    handlers = _handlers(workdir)[1 if CONFIGURED else 0 :]
+    loggers = [logging.getLogger(name) for name in OURS]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logger.level or logging.INFO)
+        logger.propagate = CONFIGURED
+        for handler in handlers:
+            logger.addHandler(handler)
+    try:
+        with quiet():
+            yield
+    finally:
+        for logger, (level, logger.propagate) in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+            for handler in handlers:
+                logger.removeHandler(handler)
+        for handler in handlers:
+            handler.close()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hide log lines of Orbax, whose errors `checkpoint.py` reports."""
+    absl = logging.getLogger("absl")
+    nested = _worth_reading in absl.filters
+    absl.addFilter(_worth_reading)
+    try:
+        yield
+    finally:
+        if not nested:
+            absl.removeFilter(_worth_reading)
+
+
+def _handlers(workdir: Path | None) -> list[logging.Handler]:
+    """Return handlers for the terminal and, with a folder, for its `run.log`."""
+    handlers: list[logging.Handler] = [_ThroughBar()]
+    if workdir is not None:
+        workdir.mkdir(parents=True, exist_ok=True)
+        handlers.append(_RunLog(workdir / "run.log"))
+    return [_with_format(handler) for handler in handlers]
 
 
 @contextlib.contextmanager

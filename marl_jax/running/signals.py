@@ -1,12 +1,13 @@
-"""Graceful stop: a first signal sets a flag, and a second ends the process.
+"""Graceful stop: a first signal sets a flag, and a second has its usual effect.
 
-The signals are SIGTERM, SIGINT and SIGHUP.
+The signals are SIGTERM, SIGINT and SIGHUP. Only the main thread of a process can receive them.
 """
 
 from __future__ import annotations
 
 import logging
 import signal
+import threading
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,9 @@ class GracefulStop:
         self.name = ""
 
     def __enter__(self) -> GracefulStop:
+        self._before = {}
+        if threading.current_thread() is not threading.main_thread():
+            return self
         # Under nohup, SIGHUP is ignored.
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         wanted = [number for number in self.SIGNALS if number != signal.SIGHUP or not ignored]
@@ -34,12 +38,16 @@ class GracefulStop:
 
     def __exit__(self, *_):
         for number, handler in self._before.items():
-            # None: a handler that was not set from Python cannot be restored.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            self._restore(number, handler)
+
+    @staticmethod
+    def _restore(number: int, handler) -> None:
+        # None: a handler that was not set from Python cannot be restored.
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, number: int, _frame) -> None:
         if self.asked:
-            signal.signal(number, signal.SIG_DFL)
+            self._restore(number, self._before[signal.Signals(number)])
             signal.raise_signal(number)
             return
         self.asked = True

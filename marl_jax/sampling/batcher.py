@@ -160,6 +160,10 @@ class Batcher:
         """See `Engine.top_logprobs`. Thread-safe."""
         return self.engine.top_logprobs(ids, start, sampling, policy, k)
 
+    def logprobs(self, ids: Sequence[int], start: int, policy: int) -> list[float]:
+        """See `Engine.logprobs`. Thread-safe."""
+        return self.engine.logprobs(ids, start, policy)
+
     def cancel(self, request: int) -> bool:
         """End a request before the next chunk, with the tokens it has.
 

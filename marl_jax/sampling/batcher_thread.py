@@ -155,6 +155,11 @@ class BatcherThread:
         which, own = self._route(policy)
         return self.batchers[which].top_logprobs(ids, start, sampling, own, k)
 
+    def logprobs(self, ids: Sequence[int], start: int, policy: int = 0) -> list[float]:
+        """Call `Engine.logprobs` in the caller's thread."""
+        which, own = self._route(policy)
+        return self.batchers[which].logprobs(ids, start, own)
+
     def cancel(self, future: Future[list[Completion]]) -> None:
         """End the request of a future from `ask`; unfinished completions have the finish reason "cancelled"."""
 

@@ -269,15 +269,24 @@ class Engine(Programs):
         They follow the distribution of `sampling`, without a repetition penalty, and are computed from all tokens with
         the present weights. Thread-safe.
         """
+        tokens, lengths, policies = self._one_row(ids, policy)
+        settings = settings_for([dataclasses.replace(sampling, repetition_penalty=1.0)], len(tokens))
+        top = self._top_logprobs(self.weights, tokens, lengths, policies, settings, min(TOP, self.model.cfg.vocab_size))
+        best, logps = (np.asarray(x)[0, start - 1 : len(ids) - 1, :k] for x in top)
+        return [list(zip(*pair, strict=True)) for pair in zip(best.tolist(), logps.tolist(), strict=True)]
+
+    def logprobs(self, ids: Sequence[int], start: int, policy: int = 0) -> list[float]:
+        """Return the log-probs of the tokens from `start` on, at temperature 1. Thread-safe."""
+        rows = self._logprobs(self.weights, *self._one_row(ids, policy))
+        return np.asarray(rows)[0, start - 1 : len(ids) - 1].tolist()
+
+    def _one_row(self, ids: Sequence[int], policy: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return tokens [B, T], lengths [B] and policies [B] of one padded row."""
         batch, time = batch_bucket(1, self.row_multiple), self.bucket
         while time < len(ids):
             time *= 2
         tokens, lengths = pad_rows([list(ids)], batch, min(time, self.model.cfg.max_positions))
-        settings = settings_for([dataclasses.replace(sampling, repetition_penalty=1.0)], batch)
-        policies, most = np.full((batch,), policy, np.int32), min(TOP, self.model.cfg.vocab_size)
-        top = self._top_logprobs(self.weights, tokens, lengths, policies, settings, most)
-        best, logps = (np.asarray(x)[0, start - 1 : len(ids) - 1, :k] for x in top)
-        return [list(zip(*pair, strict=True)) for pair in zip(best.tolist(), logps.tolist(), strict=True)]
+        return tokens, lengths, np.full((batch,), policy, np.int32)
 
     def limit(self, slots: int) -> int:
         """Return the maximum number of tokens of a row for a requested number of slots."""

@@ -255,6 +255,26 @@ class Programs:
         return self.jit(run, static_argnums=5)
 
     @functools.cached_property
+    def _logprobs(self):
+        """Compute the log-probs of the tokens of full rows."""
+
+        def run(weights, tokens, lengths, ids):
+            """Return the log-prob of every token after the first, float32 [B, T - 1]."""
+            hidden, _ = self.model.forward(
+                weights.params, tokens, lengths=lengths, adapters=weights.lora(ids), dtype=self.dtype
+            )
+
+            def one(row):  # hidden [B, D] of one position and the next token [B]
+                x, token = row
+                logits = self.model.logits(weights.params, x).astype(jnp.float32)
+                return jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], axis=1)[:, 0]
+
+            rows = jnp.moveaxis(hidden, 1, 0)[:-1], jnp.moveaxis(tokens, 1, 0)[1:]
+            return jnp.moveaxis(jax.lax.map(one, rows), 0, 1)
+
+        return self.jit(run)
+
+    @functools.cached_property
     def _put_adapter(self):
         """Replace one adapter."""
 

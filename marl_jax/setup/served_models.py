@@ -158,6 +158,19 @@ def load_models(config: ConfigDict, workdir: Path) -> list[ModelSource]:
     return sources
 
 
+def load_place(place: ModelPlace, config: ConfigDict, step: str = "newest") -> ModelSource:
+    """Load one run or model.
+
+    Args:
+        place: The run or model.
+        config: Config with the settings of the server, sampler and mesh.
+        step: Checkpoint of a run: "newest", "best" or a number.
+    """
+    if place.is_run:
+        return _other_run(dataclasses.replace(place, base=f"{place.base}@{step}"), config, config.sampling.memory_frac)
+    return _plain(place.base, [place], config, config.sampling.memory_frac)
+
+
 def close_all(sources: Sequence[ModelSource]) -> None:
     """Stop the samplers."""
     for source in sources:

@@ -86,7 +86,7 @@ def test_tasks_of_ones_own_are_added_from_outside_and_played(package):
 
 
 def test_the_commands_of_the_page_are_accepted(package):
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 10
     for command in COMMANDS:
         arguments = [a for a in shlex.split(command.partition("#")[0])[2:] if not a.startswith("--workdir")]
         if not any(a.startswith("--config=") for a in arguments):

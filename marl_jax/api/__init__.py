@@ -1,0 +1,1 @@
+"""Python API; its names are those of the package `marl_jax`."""
