@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import chisquare
 
 from marl_jax.sampling.engine import Engine
+from marl_jax.sampling.programs import Programs
 from models import lora
 from models.config import ModelConfig
 from models.logprobs import token_logprobs
@@ -40,12 +41,52 @@ LAZY = {name: value for name, value in LAZY.items() if _known(name, value)}
 quick_jit = functools.partial(jax.jit, compiler_options=LAZY)
 
 
-class QuickEngine(Engine):
-    """An engine whose programs are compiled without optimisation: they run for microseconds here."""
+class QuickPrograms(Programs):
+    """Programs that are compiled without optimization: they run for microseconds here."""
 
     @staticmethod
     def compiler_options():
         return LAZY
+
+
+@functools.cache
+def _programs(model, dtype, mesh) -> QuickPrograms:
+    return QuickPrograms(model, dtype, mesh)
+
+
+@functools.cache
+def _layout(function, settings, mesh):
+    return QuickPrograms(None, None, mesh).jit(functools.partial(function, **dict(settings)))
+
+
+class SharedProgram:
+    """A program of all engines with one model, dtype and mesh; an attribute of the engine replaces it."""
+
+    def __init__(self, own: functools.cached_property):
+        self.own = own
+
+    def __get__(self, engine, owner=None):
+        if engine.own_programs:
+            return self.own.__get__(engine, owner)
+        return getattr(_programs(engine.model, engine.dtype, engine.mesh), self.own.attrname)
+
+
+class QuickEngine(Engine, QuickPrograms):
+    """An engine that compiles fast and shares its programs, unless it has `own_programs` to be counted."""
+
+    def __init__(self, *given, own_programs: bool = False, **settings):
+        self.own_programs = own_programs
+        super().__init__(*given, **settings)
+
+    def jit(self, function, **options):
+        if isinstance(function, functools.partial):  # the layout of weights
+            return _layout(function.func, tuple(sorted(function.keywords.items())), self.mesh)
+        return super().jit(function, **options)
+
+
+for _name, _program in vars(Programs).items():
+    if isinstance(_program, functools.cached_property):
+        setattr(QuickEngine, _name, SharedProgram(_program))
 
 
 @functools.cache

@@ -269,7 +269,7 @@ def test_a_program_that_cannot_be_compiled_fails_whoever_needs_it(engine, monkey
 def test_a_mesh_gives_the_same_answers(engine, requests, expected):
     """Two rows in each of four parts, with memory for one conversation each, and samples that share a prompt."""
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
-    spread = make_engine(with_adapters=True, mesh=mesh)
+    spread = make_engine(with_adapters=True, mesh=mesh, own_programs=True)
     batcher = make(spread, rows=8)
     rows = batcher._rows  # one size of each program, since compiling for a mesh takes long
     rows._line_counts, rows._row_counts = rows._line_counts[-1:], rows._row_counts[-1:]

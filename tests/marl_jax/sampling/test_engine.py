@@ -353,7 +353,7 @@ def test_nothing_recompiles_within_a_bucket(engine):
 def test_a_mesh_gives_the_same_tokens(engine):
     """Rows over data and fsdp, heads over tensor; turns and choices neither recompile nor move the cache."""
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
-    spread = make_engine(mesh=mesh)
+    spread = make_engine(mesh=mesh, own_programs=True)
     turns = random_prompts([4, 0, 9], seed=1)
     results = []
     for mine in (engine, spread):

@@ -347,7 +347,7 @@ def test_many_requests_in_three_orders_and_with_three_memory_budgets(fixed):
 
 def test_fixed_shapes_use_one_program_whatever_comes():
     """One batch size and one prefill size; plain and filtered requests never decode together."""
-    engine = make_engine()
+    engine = make_engine(own_programs=True)
     batcher = make(engine, rows=4, fixed_shapes=True)
     for i, kind in enumerate([{}, {}, {}, {}, {}, {"top_p": 0.5}, {"stop_ids": (1, 2, 3, 4, 5)}, {}]):
         batcher.submit(PROMPTS[i % 3], Sampling(max_new_tokens=3 + 2 * i, seed=i, **kind))

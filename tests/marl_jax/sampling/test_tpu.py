@@ -35,7 +35,7 @@ def test_pages_for_tpus_give_the_same_answers(requests, expected, on_mesh, monke
     mesh = None
     if on_mesh:
         mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
-    batcher = Batcher(make_engine(mesh=mesh), **PAGES)
+    batcher = Batcher(make_engine(mesh=mesh, own_programs=True), **PAGES)
     (pages,) = batcher._rows.pages[0]
     assert pages.shape == (48, 4, 4, 128)
     if on_mesh:
