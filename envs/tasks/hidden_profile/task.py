@@ -210,7 +210,14 @@ class HiddenProfile(Task):
         for messages in history:
             text += "".join(quoted("You" if who == seat else NAMES[who], said) for who, said in messages.items())
         if answers:
-            return f"{text}Think briefly, then end with the letter in one line, like this:\n{FINAL} {LETTERS[0]}"
+            count = ", ".join(
+                f"{letter} {n}" for letter, n in zip(question["options"], (3, 4, 1, 2, 2, 1), strict=False)
+            )
+            return (
+                f"{text}Do not write code. Write exactly two lines: the number of different advantages of each "
+                f"{question['topic']}, then {FINAL} and the letter of the one with the most. For example:\n{count}\n"
+                f"{FINAL} {LETTERS[1]}"
+            )
         return (
             f"{text}Write what the others need to know, in at most {self.message_limit} characters. Do not answer yet."
         )

@@ -36,6 +36,8 @@ SYSTEM = {
     EXECUTOR: "You are the executor. You guide a robot through a grid.",
 }
 HIDDEN = "?"
+CELLS = "(3,1) R (3,2) R (3,3) D (4,3)"
+"""Cells of the moves in `prompts.example`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,9 +165,13 @@ class HalfBlind(Task):
         for messages in history:
             text += "".join(quoted("You" if who == seat else names[who], said) for who, said in messages.items())
         if answers:
-            return f"{text}Find the way from S to G. {prompts.ending(level)}"
+            return (
+                f"{text}Find a way from S to G. Do not write code. Write exactly two lines: the cells (row,column) of "
+                f"the way with the moves between them, then {FINAL} and the list of moves. For example:\n{CELLS}\n"
+                f"{prompts.example(level)}"
+            )
         if seat == SCOUT:
-            wanted = f"The executor sees only rows {upper(size) + 1} to {size}. Write it what it needs to find the way"
+            wanted = f"The executor sees only rows {upper(size) + 1} to {size}. Write it where G and the walls are"
         else:
             wanted = "Write the scout what you still need to know"
-        return f"{text}{wanted}, in at most {self.message_limit} characters."
+        return f"{text}{wanted}, in at most {self.message_limit} characters and without code."

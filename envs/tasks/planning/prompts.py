@@ -93,12 +93,7 @@ def plan(level: Level, last: str, tried: str) -> str:
     how = "Think step by step."
     if tried:
         how = "Check the tool agent's list. Adopt it if it is right, and correct it otherwise."
-    return f"{problem(level)}\n\n{last}{tried}{how} {ending(level)}"
-
-
-def ending(level: Level) -> str:
-    """Return how the reply with the final list must end."""
-    return f"End with the final list in one line, like this:\n{FINAL} {_example(level)}"
+    return f"{problem(level)}\n\n{last}{tried}{how} End with the final list in one line, like this:\n{example(level)}"
 
 
 def program(
@@ -137,10 +132,10 @@ def _quoted(actions: list[Any]) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
-def _example(level: Level) -> str:
-    """Return a list in the right format, which does not depend on the cells."""
+def example(level: Level) -> str:
+    """Return an example of a final list, which does not depend on the cells."""
     if level["game"] != "sudoku":
-        return show(["R", "R", "D"])
+        return f"{FINAL} {show(['R', 'R', 'D'])}"
     size = len(level["grid"])
     side = round(size**0.5)
-    return show([[(side * row + row // side + k) % size + 1 for k in range(size)] for row in range(size)])
+    return f"{FINAL} {show([[(side * row + row // side + k) % size + 1 for k in range(size)] for row in range(size)])}"

@@ -38,7 +38,7 @@ def perfect(seat, messages, k):
     """Let the scout copy its rows, and the executor search in all rows it has seen or read."""
     text = messages[-1]["content"]
     known = rows_in(text)
-    if seat == SCOUT and "Write it what it needs" in text:
+    if seat == SCOUT and "Write it where G and the walls are" in text:
         return "\n".join(f"Row {number}: {' '.join(cells)}" for number, cells in known.items())
     at = {cell: (row, column) for row, cells in known.items() for column, cell in enumerate(cells) if cell in "SG"}
     free = {(row, column) for row, cells in known.items() for column, cell in enumerate(cells) if cell != "#"}

@@ -180,7 +180,7 @@ def test_answers_are_read_after_the_last_marker(text, answer, kind, reason):
 )  # fmt: skip
 def test_bad_replies_are_counted(message, reply, counted):
     outcome, ask = play(
-        HiddenProfile(), QUESTION, lambda seat, m, k: message if "Do not" in m[-1]["content"] else reply
+        HiddenProfile(), QUESTION, lambda seat, m, k: message if "Do not answer" in m[-1]["content"] else reply
     )
     assert outcome.metrics[counted] == 1 and outcome.metrics["unshared_mentioned"] == 0 and outcome.problem() is None
     bad = counted.startswith("message")
