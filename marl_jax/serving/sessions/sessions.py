@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 
 LEVELS = ("team", "agent", "process")
 MOST_ENDED = 1024  # ended sessions that can still be read
+MOST_ENDED_TOKENS = 1 << 20  # tokens of these; as Python integers they take about 36 bytes each
 
 
 class Session:
@@ -222,10 +223,20 @@ class Session:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        self._histories = Histories()  # nothing can be continued or retried any more
+        self._by_body.clear()
+        self._asked.clear()
+        for call in self.calls.values():
+            call.shown = [[] for _ in call.shown]
         await self._record({"event": "end"}, sync=True)
 
     async def _record(self, event: dict, sync: bool = False) -> None:
         await self._traces.write({"session": self.id} | event, sync)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all calls, prompts and completions."""
+        return sum(len(call.ids) + sum(map(len, call.contents)) for call in self.calls.values())
 
     def conversations(self) -> list[SessionConversation]:
         """Return the answered calls as conversations; see `conversations.conversations`."""
@@ -274,6 +285,7 @@ class Sessions:
         self.peer = peer or Peer()
         self.open_sessions: dict[str, Session] = {}
         self._ended: collections.OrderedDict[str, Session] = collections.OrderedDict()
+        self._ended_tokens = 0
 
     async def open(
         self, *, seed: int | None = None, models: Sequence[str] | None = None, policy_sampling: bool = False,
@@ -317,7 +329,8 @@ class Sessions:
             return
         self.peer.sessions.add(-1)
         self._ended[session.id] = session
-        while len(self._ended) > MOST_ENDED:
+        self._ended_tokens += session.tokens
+        while len(self._ended) > MOST_ENDED or (self._ended_tokens > MOST_ENDED_TOKENS and len(self._ended) > 1):
             self.discard(next(iter(self._ended.values())))
 
     async def end_idle(self, seconds: float) -> None:
@@ -330,7 +343,8 @@ class Sessions:
 
     def discard(self, session: Session) -> None:
         """Forget a session that has ended and revoke its key."""
-        self._ended.pop(session.id, None)
+        if self._ended.pop(session.id, None) is not None:
+            self._ended_tokens -= session.tokens
         self.keys.remove(session.key)
 
 

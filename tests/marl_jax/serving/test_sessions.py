@@ -12,6 +12,7 @@ from marl_jax.rollouts.host.collate import collate, sizes_for
 from marl_jax.rollouts.host.episodes import Episode, Job
 from marl_jax.serving.http.errors import ApiError
 from marl_jax.serving.openai.requests import read_chat, read_completion
+from marl_jax.serving.sessions import sessions as sessions_module
 from marl_jax.serving.sessions.sessions import Sessions, describe
 from marl_jax.serving.sessions.traces import TraceError, TraceFile, decode_floats, encode_floats, read_traces
 from models.chat_templates import BUILTIN
@@ -333,6 +334,33 @@ def test_the_end_cancels_calls_under_way_and_refuses_later_ones():
 
     session, _ = in_session(play, sampler)
     assert sampler.under_way == 0 and sampler.cancelled == 1 and session.conversations() == []
+
+
+def test_ended_sessions_are_forgotten_by_number_and_by_tokens(monkeypatch):
+    monkeypatch.setattr(sessions_module, "MOST_ENDED", 5)
+
+    async def run():
+        sessions = Sessions(served(Parrot(lambda prompt: "ab")))
+
+        async def play(length):
+            session = await sessions.open(seed=1)
+            await session.call(chat([user("a " * length)], stream=True)).wait()
+            await sessions.end(session)
+            return session
+
+        for _ in range(8):
+            last = await play(10)
+        assert len(sessions._ended) == 5 and sessions._ended_tokens == 5 * last.tokens
+        assert not any(call.shown[0] for call in last.calls.values()) and len(last.conversations()) == 1
+        monkeypatch.setattr(sessions_module, "MOST_ENDED_TOKENS", 2 * last.tokens)
+        await play(10)
+        assert len(sessions._ended) == 2
+        long = await play(200)  # the newest one can always be read
+        assert list(sessions._ended.values()) == [long] and sessions.get(long.id) is long
+        sessions.discard(long)
+        assert sessions._ended_tokens == 0
+
+    asyncio.run(run())
 
 
 def test_a_call_that_nobody_waits_for_is_cancelled_and_may_be_retried():
