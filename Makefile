@@ -1,8 +1,8 @@
 # make run      create a virtual environment, install the packages and train the embedded model on tic-tac-toe
 # make quick    run the linter and the quick tests
 # make test     run the linter, the type checker and all tests except the nightly ones
-# make nightly  run the tests of faults, interrupted and multi-process runs, browser, drift, tables, docs and supply
-#               chain, and slow variants of other tests
+# make nightly  run the tests of faults, interrupted and multi-process runs, agent frameworks, browser, drift, tables,
+#               docs and supply chain, and slow variants of other tests; installs the frameworks and a Chromium first
 # make types    run the type checker
 # make docs     build the documentation site into site/
 # make test-matrix   run all tests with several versions of JAX and Flax (scripts/test_matrix.sh)
@@ -20,13 +20,15 @@ WORKERS ?= 2
 # The first interpreter that is new enough, unless one is set.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 
-# Install the project with an extra of pyproject.toml; LOCKED=1 installs the versions in locks/, checked by hash.
+# Install the project with an extra of pyproject.toml; LOCKED=1 installs the versions in locks/, checked by hash. The
+# lock is a constraint too: pip 23, which comes with Python 3.11, picks the newest version for `package[extra]` otherwise.
 EXTRAS = gpu tpu test docs langgraph ag2
 SEPARATE = autogen llamaindex
 pip = $(VENV)/bin/python -m pip install -q
-install = $(if $(LOCKED),$(pip) --require-hashes -r locks/$(or $(1),base).lock && $(pip) --no-deps -e .,$(pip) -e ".$(if $(1),[$(1)])")
+locked = $(pip) --require-hashes -r locks/$(1).lock -c locks/$(1).lock
+install = $(if $(LOCKED),$(call locked,$(or $(1),base)) && $(pip) --no-deps -e .,$(pip) -e ".$(if $(1),[$(1)])")
 
-.PHONY: run quick test nightly types docs test-matrix soak lint gpu tpu lock licences clean
+.PHONY: run quick test nightly chromium types docs test-matrix soak lint gpu tpu lock licences clean
 
 run: $(VENV)/run.stamp
 	$(VENV)/bin/python launch.py --config=$(CONFIG) $(ARGS)
@@ -35,8 +37,22 @@ test: $(VENV)/test.stamp lint types
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 \
 	  -m "not nightly" $(ARGS)
 
-nightly: $(VENV)/test.stamp
+# Agent frameworks have environments of their own, because they need other versions of shared packages.
+FRAMEWORKS = autogen llamaindex langgraph ag2
+nightly: $(VENV)/test.stamp $(FRAMEWORKS:%=$(VENV)/frameworks/%.stamp) chromium
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --durations=20 -m nightly $(ARGS)
+
+extra = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"], sep="\n")
+$(VENV)/frameworks/%.stamp: pyproject.toml $(SEPARATE:%=requirements-%.txt) | $(VENV)/bin/python
+	$(VENV)/bin/python -m venv $(VENV)/frameworks/$*
+	$(if $(filter $*,$(SEPARATE)),cat requirements-$*.txt,$(VENV)/bin/python -c '$(call extra,$*)') > $(VENV)/frameworks/$*.txt
+	$(VENV)/frameworks/$*/bin/python -m pip install -q -r $(VENV)/frameworks/$*.txt
+	@touch $@
+
+# Without a Chromium the browser tests are skipped.
+chromium: $(VENV)/test.stamp
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+	  $(VENV)/bin/playwright install chromium || echo "no Chromium: the browser tests are skipped (docs/page.md)" >&2
 
 # Only files with such tests are read: collecting all of them takes 20 seconds.
 QUICK = $(shell grep -rl mark.quick tests)

@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -109,6 +110,16 @@ def shared_data(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"shared data file {path} is absent (set MARL_JAX_SHARED_DATA to the folder that has it)")
     return path
+
+
+def framework_python(name: str, package: str) -> str:
+    """Return the Python of an agent framework, which `make nightly` installs; skip the test if it is missing."""
+    own = Path(os.environ.get("MARL_JAX_FRAMEWORKS", Path(sys.prefix) / "frameworks")) / name / "bin" / "python"
+    python = str(own) if own.exists() else sys.executable
+    look = f"import importlib.util as u, sys; sys.exit(not u.find_spec({package!r}))"
+    if subprocess.run([python, "-c", look]).returncode:
+        pytest.skip(f"{package} is not installed (make nightly installs it in {own.parents[1]})")
+    return python
 
 
 def published(name: str) -> Path:

@@ -1,11 +1,14 @@
 """`kill -9` at random moments: a run that was killed often equals one that never was. For `make soak` only."""
 
 import contextlib
+import functools
 import os
 import random
+import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,12 +23,21 @@ pytestmark = [pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak
 KILLS = int(os.environ.get("MARL_JAX_KILLS", "100"))
 RUNS = min(10, KILLS)
 STEPS = 20 * -(-KILLS // RUNS)  # enough for the kills of one run: each comes a few steps after the one before
-TIMED = ("time", "seconds/rollout", "seconds/update", "games_per_s", "tokens_per_s")
-SETTINGS = ("--config.checkpoint.every=3", f"--config.steps={STEPS}")
+KINDS = {"pool": STEPS, "curriculum": STEPS // 2, "program": STEPS // 4}
+"""Steps of the runs of each kind (`kill_runs.py`). Every run is killed up to KILLS / RUNS times."""
+CASES = [("pool", i) for i in range(RUNS)] + [(kind, i) for kind in ("curriculum", "program") for i in range(2)]
+
+
+def start(kind, workdir, cache):
+    config = f"--config={Path(__file__).with_name('kill_runs.py')}:{kind}"
+    return launch(workdir, cache, "--config.checkpoint.every=3", f"--config.steps={KINDS[kind]}", config=config)
 
 
 def rows(workdir):
-    return [{k: v for k, v in row.items() if k not in TIMED} for row in read_json_lines(workdir / "metrics.jsonl")]
+    return [
+        {name: value for name, value in row.items() if not re.search("second|time|_per_s|idle", name)}
+        for row in read_json_lines(workdir / "metrics.jsonl")
+    ]
 
 
 def kill(run, workdir, rng) -> bool:
@@ -45,25 +57,30 @@ def kill(run, workdir, rng) -> bool:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that was never killed, and the folder of its compiled programs."""
-    folder = tmp_path_factory.mktemp("kills")
-    run = launch(folder / "whole", folder / "cache", *SETTINGS)
-    assert run.wait(1200) == 0, run.stderr.read()
-    return folder / "whole", folder / "cache"
+    """Return, for a kind, a run that was never killed and the folder of its compiled programs."""
+
+    @functools.cache
+    def found(kind):
+        folder = tmp_path_factory.mktemp("kills")
+        run = start(kind, folder / "whole", folder / "cache")
+        assert run.wait(1200) == 0, run.stderr.read()
+        return folder / "whole", folder / "cache"
+
+    return found
 
 
-@pytest.mark.parametrize("number", range(RUNS))
-def test_killed_at_random_moments_equals_never_killed(whole, tmp_path, seen, number):
-    never, cache = whole
-    rng, workdir, kills = random.Random(f"{fuzz.SOAK} {number}"), tmp_path / "killed", 0
+@pytest.mark.parametrize("kind, number", CASES)
+def test_killed_at_random_moments_equals_never_killed(whole, tmp_path, seen, kind, number):
+    never, cache = whole(kind)
+    rng, workdir, kills = random.Random(f"{fuzz.SOAK} {kind} {number}"), tmp_path / "killed", 0
     for _ in range(len(range(number, KILLS, RUNS))):
-        if not kill(launch(workdir, cache, *SETTINGS), workdir, rng):
+        if not kill(start(kind, workdir, cache), workdir, rng):
             break
         kills += 1
-    last = launch(workdir, cache, *SETTINGS)
+    last = start(kind, workdir, cache)
     assert last.wait(1200) == 0, last.stderr.read()
     (step, expected), (other_step, found) = state(never), state(workdir)
-    assert step == other_step == STEPS and kills > 0
+    assert step == other_step == KINDS[kind] and kills > 0
     jax.tree.map(np.testing.assert_array_equal, expected, found)
     assert rows(workdir) == rows(never)
-    seen("`kill -9` a moment after a step, or while starting", "all resumed exactly", kills=kills, runs=1)
+    seen(f"`kill -9` after a step or while starting, {kind}", "all resumed exactly", kills=kills, runs=1)

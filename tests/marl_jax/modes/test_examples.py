@@ -1,16 +1,12 @@
 """Programs of `examples/` with a real model: conversations are merged and log-probs match the learner.
 
-A framework that needs a separate environment is tested with the interpreter in MARL_JAX_AUTOGEN_PYTHON or
-MARL_JAX_LANGGRAPH_PYTHON, and by default with this one.
+`make nightly` installs the frameworks in separate environments and runs the tests that need them.
 """
 
 import functools
 import importlib
-import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -28,26 +24,16 @@ from marl_jax.sampling.settings import Sampling
 from marl_jax.schema import validate
 from marl_jax.serving.sessions.episodes import episode_server
 from models.model import build
+from tests.conftest import framework_python
 from tests.marl_jax.tiny_engine import QuickEngine, quick_jit
 from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, free_policy, make_rollout, merging_tokenizer
 from tests.models.tiny_models import random_params
 
 ROOT = Path(__file__).resolve().parents[3]
-NEEDS = {
-    "openai_sdk": ("openai", "pip install -e .[test]", None),
-    "autogen_team": ("autogen_agentchat", "pip install -r requirements-autogen.txt", "MARL_JAX_AUTOGEN_PYTHON"),
-    "langgraph_team": ("langgraph", "pip install -e .[langgraph]", "MARL_JAX_LANGGRAPH_PYTHON"),
-}
-
-
-def interpreter(name):
-    """Return the Python for an example; skip the test if its package is missing."""
-    package, file, variable = NEEDS[name]
-    python = os.environ.get(variable or "", "") or sys.executable
-    found = subprocess.run([python, "-c", f"import importlib.util as u, sys; sys.exit(not u.find_spec({package!r}))"])
-    if found.returncode:
-        pytest.skip(f"{package} is not installed ({file})")
-    return python
+NEEDS = {  # framework and package of each example
+    "openai_sdk": ("openai", "openai"), "autogen_team": ("autogen", "autogen_agentchat"),
+    "langgraph_team": ("langgraph", "langgraph"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +45,11 @@ def sampler():
         yield found
 
 
+@pytest.mark.nightly_for("*_team")
 @pytest.mark.parametrize("name", NEEDS)
 def test_an_example_runs_over_a_real_model(name, sampler):
     roles = agent_program.PROGRAMS[name]
-    task = AgentProgram(f"{interpreter(name)} {ROOT / 'examples' / name}.py", roles)
+    task = AgentProgram(f"{framework_python(*NEEDS[name])} {ROOT / 'examples' / name}.py", roles)
     speaker = Speaker(sampler, merging_tokenizer(), Sampling(max_new_tokens=8), MAX_LENGTH)
     rollout = make_rollout(
         task, speakers=[speaker], seating=lambda seat, turn: 0, server=episode_server, n_examples=2, samples=1

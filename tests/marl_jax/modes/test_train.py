@@ -40,10 +40,9 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("compiled")
 
 
-def launch(workdir, cache, *flags):
+def launch(workdir, cache, *flags, config=f"--config={ROOT}/tests/marl_jax/tiny_run.py:pool"):
     """Train in a separate process."""
     environment = dict(os.environ, JAX_PLATFORMS="cpu", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS=ROUGH)
-    config = f"--config={ROOT}/tests/marl_jax/tiny_run.py:pool"
     return subprocess.Popen(
         [sys.executable, "launch.py", config, f"--workdir={workdir}", f"--compilation_cache={cache}", *flags],
         cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,

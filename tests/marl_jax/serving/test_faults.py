@@ -10,11 +10,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.http.keys import Keys
 from marl_jax.serving.http.server import in_thread
 from marl_jax.serving.openai.endpoint import Endpoint
@@ -115,6 +117,24 @@ def test_fields_of_the_admin_of_any_type_are_refused():
         for value in ([], {}, 0.5, None, True):
             assert post(url, "/v1/weights", {"model": "one", "step": value})[0] == 400, value
         assert post(url, "/v1/weights", {"model": "one", "step": 3})[0] == 200
+
+
+@pytest.mark.parametrize("years", [-30, 30])
+def test_a_clock_that_jumps_changes_no_limit(years, monkeypatch):
+    """Time limits, idle sessions and deadlines use a clock that does not jump."""
+    sampler, now = Parrot(lambda _: "ab" * 9, delay=0.02), time.time
+    with endpoint(sampler, session_idle=2.0, limits=Limits(seconds=20.0)) as (url, found):
+        session = post(url, "/v1/sessions", {})[1]
+        asking = threading.Thread(
+            target=lambda: answers.append(post(url, "/v1/chat/completions", HELLO, session["key"]))
+        )
+        answers = []
+        asking.start()
+        wait_for(lambda: sampler.under_way)
+        monkeypatch.setattr(time, "time", lambda: now() + years * 365 * 86_400)
+        asking.join()
+        assert answers[0][0] == 200 and post(url, "/v1/chat/completions", HELLO, session["key"])[0] == 200
+        assert session["id"] in found.sessions.open_sessions
 
 
 def test_weights_and_pausing_are_the_admins():

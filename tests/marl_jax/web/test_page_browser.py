@@ -1,6 +1,6 @@
 """The page in a real browser: it loads, replays a game, plays one by clicks, and shows markup of models as text.
 
-Needs the package `playwright` and a Chromium that is installed already (MARL_JAX_CHROMIUM, or found on the path).
+Needs the package `playwright` and a Chromium: MARL_JAX_CHROMIUM, one on the path, or the one of `make nightly`.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.nightly
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (docs/page.md)")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = os.environ.get("MARL_JAX_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-if CHROMIUM is None:
-    pytest.skip("no Chromium is installed (docs/page.md)", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as started:
+        if not os.path.exists(CHROMIUM or started.chromium.executable_path):
+            pytest.skip("no Chromium is installed (docs/page.md)")
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
