@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import itertools
 import json
+import re
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -102,9 +104,10 @@ def _read(result: SandboxResult, records: bytes, count: int, nonce: str) -> _Ans
     """Parse the records on the results pipe, which the program may have forged."""
     results: dict[int, CallResult] = {}
     load_error, made = "", None
-    for line in records.split(b"\n"):
+    most = 2 * count + 2  # per item a value and the end of its fork; of the program, that it was loaded or not
+    for line in itertools.islice(re.finditer(rb"[^\n]+", records), most):
         try:
-            index, kind, what = json.loads(line)
+            index, kind, what = json.loads(line.group())
         except (ValueError, TypeError, RecursionError):
             continue
         if index == "load" and kind == "error":

@@ -78,7 +78,7 @@ def examine(plan: launch.Plan) -> tuple[tuple[str, ...], str]:
         result, _, reusable = worker.execute(_LOOK, "", Limits(wall=10.0, cpu=10.0))
         if result.status != "ok" or not reusable:
             return (), f"a harmless program failed: {result.status} {result.stderr[-300:]}"
-        layers, missing = _layers(plan, json.loads(result.stdout), worker.landlock)
+        layers, missing = _layers(plan, json.loads(result.stdout), worker)
         if missing:  # attacks run only if all layers are active
             return layers, "; ".join(missing)
         for attack in PROBES:
@@ -97,7 +97,7 @@ def examine(plan: launch.Plan) -> tuple[tuple[str, ...], str]:
         arena.close()
 
 
-def _layers(plan, seen, landlock):
+def _layers(plan, seen, worker):
     """Return the layers whose effect was observed, and the problems with missing ones."""
     layers, missing = [], []
     if plan.namespaces:
@@ -109,8 +109,9 @@ def _layers(plan, seen, landlock):
     elif os.geteuid() == 0:
         missing.append("own user (programs would run as root)")
     for name, held in (
-        (f"Landlock ABI {landlock}", seen["landlock"] == "PermissionError"),
+        (f"Landlock ABI {worker.landlock}", seen["landlock"] == "PermissionError"),
         ("seccomp", seen["seccomp"] == "PermissionError"),
     ):
         (layers if held else missing).append(name)
+    layers += ["cgroup"] if worker.grouped else []
     return (*layers, "rlimits"), [f"{name} is not active" for name in missing]

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 
-from envs.tasks.sandbox import launch
+from envs.tasks.sandbox import cgroups, launch
 from envs.tasks.sandbox.inside import tree, wire
 from envs.tasks.sandbox.results import Limits, SandboxResult
 
@@ -46,6 +46,7 @@ class SandboxWorker:
         self.served = 0
         self._closed = False
         self._folder = None
+        self._group = cgroups.WorkerGroup()
         self._connection, worker_end = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         with worker_end:
@@ -60,7 +61,8 @@ class SandboxWorker:
                 raise WorkerFailed(str(failure)) from None
         try:
             self._connection.settimeout(START_LIMIT)
-            wire.send(self._connection, spec)
+            group = () if self._group.folder is None else (self._group.folder,)
+            wire.send(self._connection, spec, descriptors=group)
             answer, _ = wire.receive(self._connection)
         except (OSError, EOFError) as failure:
             reason = f"the worker did not start: {self._said() or failure}"
@@ -69,7 +71,7 @@ class SandboxWorker:
         if "failed" in answer:
             self.close()
             raise WorkerFailed(answer["failed"])
-        self.landlock = answer["landlock"]
+        self.landlock, self.grouped = answer["landlock"], answer["cgroup"]
 
     def _spec(self) -> dict:
         files = launch.files(self.plan.python)
@@ -152,6 +154,7 @@ class SandboxWorker:
     def _forget(self):
         self._connection.close()
         self._errors.close()
+        self._group.close()
         if self._folder is not None:
             # The worker empties the folder after every program. If that failed, `rm` handles any nesting depth.
             subprocess.run(["rm", "-rf", "--", self._folder], check=False, stderr=subprocess.DEVNULL)

@@ -37,7 +37,7 @@ def test_every_call_of_the_tables_gets_its_answer(machine, where):
     column, architecture = where
     program = seccomp.program(column, architecture)
     assert len(program) // 8 < 4096
-    conditional = {"clone", "socketpair", "ioctl", "fcntl", "prlimit64", "sendto"}
+    conditional = {"clone", "socketpair", "ioctl", "fcntl", "prlimit64", "sendto", "setsockopt", "rt_sigaction"}
     for table, expected in (
         (syscalls.ALLOWED, seccomp.ALLOW), (syscalls.DENIED, EPERM), (syscalls.FATAL, seccomp.KILL),
     ):  # fmt: skip
@@ -68,6 +68,9 @@ def test_answers_that_depend_on_arguments(machine, where):
     assert does("sendto", 3, 0, 0, 0, 5) == does("sendto", 3, 0, 0, 0, 1 << 32) == EPERM
     assert does("fcntl", 3, 1) == seccomp.ALLOW
     assert does("fcntl", 3, 8) == does("ioctl", 0, 0x5412) == does("prlimit64", 1) == EPERM
+    assert does("fcntl", 3, 1031) == does("setsockopt", 3, 1, 7) == does("setsockopt", 3, 1, 33) == EPERM
+    assert does("setsockopt", 3, 1, 2) == does("rt_sigaction", 17, 0) == does("rt_sigaction", 15, 9) == seccomp.ALLOW
+    assert does("rt_sigaction", 17, 9) == does("rt_sigaction", 17, 1 << 32) == EPERM
     assert does("kill", 77) == does("kill", 0) == does("tgkill", 77, 1) == seccomp.ALLOW
     assert does("kill", 1) == does("kill", (1 << 64) - 1) == does("tgkill", 1, 1) == does("tkill", 77) == EPERM
 

@@ -17,6 +17,8 @@ from . import calls, kernel, seccomp
 
 NAME = "program.py"
 RESERVED_MB = 2048  # extra address space for stacks and heaps of threads
+MIN_FILES, MAX_FILES = 16, 256  # open files of a process
+SOCKET_BYTES = 320 << 10  # memory that the kernel holds for the data in a socket, at most
 HIGH = 200  # first of the worker's descriptors that a program's process still needs
 
 
@@ -24,6 +26,8 @@ def main(worker, request, descriptors, writers, ready) -> None:
     """Turn this process into the program; never returns."""
     code, with_calls = 1, request["calls"]
     try:
+        if worker.group is not None:
+            worker.group.enter()
         text = _read(descriptors[0])
         ready = _take_places(descriptors, writers, ready, with_calls)
         _give_up(worker, request["limits"])
@@ -75,7 +79,7 @@ def _give_up(worker, limits):
         resource.RLIMIT_DATA: reserved,
         resource.RLIMIT_AS: reserved,
         resource.RLIMIT_FSIZE: limits["file_mb"] << 20,
-        resource.RLIMIT_NOFILE: 256,
+        resource.RLIMIT_NOFILE: max(MIN_FILES, min(MAX_FILES, memory // limits["processes"] // SOCKET_BYTES)),
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
@@ -94,7 +98,8 @@ def _give_up(worker, limits):
     elif worker.rules is not None:
         kernel.keep_capabilities(())
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    # Without namespaces, the watcher looks for open files without a name. Landlock keeps other programs from doing so.
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0 if worker.apart else 1)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if worker.rules is not None:
         worker.rules.apply()

@@ -62,7 +62,19 @@ def _by_arguments(own_pid):
         ],
         # Terminal input, and signals sent by the kernel on a file's behalf.
         "ioctl": _one_of(1, (0x5412, 0x541C, 0x8901, 0x8902), denied, ALLOW),
-        "fcntl": _one_of(1, (8, 10, 15), denied, ALLOW),  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+        "fcntl": _one_of(1, (8, 10, 15, 1031), denied, ALLOW),  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETPIPE_SZ
+        "setsockopt": _one_of(2, (7, 8, 32, 33), denied, ALLOW),  # SO_SNDBUF, SO_RCVBUF, and the same by force
+        # Children of a process that ignores SIGCHLD vanish with their CPU time. Reading the handler is allowed.
+        "rt_sigaction": [
+            _statement(_LOAD, _argument(0)),
+            _jump(_EQUAL, 17, 0, 5),
+            _statement(_LOAD, _argument(1)),
+            _jump(_EQUAL, 0, 0, 2),
+            _statement(_LOAD, _argument(1) + 4),
+            _jump(_EQUAL, 0, 1, 0),
+            _statement(_RETURN, denied),
+            _statement(_RETURN, ALLOW),
+        ],
         "prlimit64": _one_of(0, (0,), ALLOW, denied),
         "sendto": [  # only without an address, a pointer that is checked in two halves
             _statement(_LOAD, _argument(4)),

@@ -20,10 +20,15 @@ class ProcessTree:
         self.visible = os.path.isdir(f"/proc/{self.own}")
         self._lists_children = os.path.exists(f"/proc/{self.own}/task/{self.own}/children")
         self._tick = os.sysconf("SC_CLK_TCK")
+        self._seen: dict[tuple, float] = {}
 
     def usage(self) -> tuple[int, int, float]:
-        """Return the number of tasks, bytes of memory and CPU seconds of all descendants."""
-        tasks, memory, cpu = 0, 0, 0.0
+        """Return the number of tasks, bytes of memory and CPU seconds of all descendants.
+
+        The CPU time counts processes that have ended in one of two ways, whichever gives more: as their parents report
+        it, or as it was at the last call. Parents that ignore their children report nothing.
+        """
+        tasks, memory, reported = 0, 0, 0.0
         for pid in self.pids():
             try:
                 with open(f"/proc/{pid}/stat", "rb") as file:
@@ -34,8 +39,10 @@ class ProcessTree:
                 continue
             if fields[0] != b"Z":
                 tasks += int(fields[17])
-            cpu += sum(int(field) for field in fields[11:15]) / self._tick  # including children it has waited for
-        return tasks, memory, cpu
+            own, waited = (sum(map(int, fields[at : at + 2])) / self._tick for at in (11, 13))
+            reported += own + waited
+            self._seen[pid, fields[19]] = own  # with the start time, as numbers are used again
+        return tasks, memory, max(reported, sum(self._seen.values()))
 
     def pids(self) -> list[int]:
         """Return all descendants, or an empty list without /proc."""
@@ -60,6 +67,7 @@ class ProcessTree:
             limit: Seconds after which to give up.
         """
         until = time.monotonic() + limit
+        self._seen.clear()
         if first is not None:
             _kill(first)
         while True:

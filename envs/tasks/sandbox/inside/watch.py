@@ -69,6 +69,8 @@ def run(worker, request: dict, descriptors: list[int], main) -> bool:
     if worker.uid is not None:
         for stream in streams.values():
             os.fchown(stream.writer, worker.uid, worker.uid)  # so that the program can open /dev/stdout
+    if worker.group is not None:
+        worker.group.start(limits)
     ready, wrote_ready = os.pipe()
     started = time.monotonic()
     pid = os.fork()
@@ -88,6 +90,8 @@ def run(worker, request: dict, descriptors: list[int], main) -> bool:
     os.close(ready)
     if hit is None and any(stream.full for stream in streams.values()):
         hit = "output"
+    if hit is None and worker.group is not None and worker.group.ran_out_of_memory():
+        hit = "memory"
     clean = gone and folder.empty(worker.folder)
     answer = {
         "limit": hit,
@@ -118,6 +122,7 @@ class _Watch:
         self.worker, self.limits, self.streams, self.pid = worker, limits, streams, pid
         self.deadline = started + limits["wall"]
         self.status = self.used = None
+        self.stored = folder.used_of_filesystem(worker.folder)
         self.poll = select.poll()
         for stream in streams.values():
             self.poll.register(stream.reader, select.POLLIN)
@@ -173,7 +178,18 @@ class _Watch:
             return "processes"
         if memory > self.limits["memory_mb"] << 20:
             return "memory"
-        if cpu > self.limits["cpu"]:
+        if (cpu if self.worker.group is None else self.worker.group.cpu()) > self.limits["cpu"]:
             return "cpu"
         over = folder.is_over(self.worker.folder, self.limits["file_mb"], self.worker.apart)
-        return "files" if over else None
+        return "files" if over or self._hides_files() else None
+
+    def _hides_files(self):
+        """Return whether open files without a name are larger than allowed.
+
+        A separate file system counts them by itself. Elsewhere they are looked for only if the file system is so much
+        fuller than at the start of the program, which may be due to other programs.
+        """
+        most = self.limits["file_mb"] << 20
+        if self.worker.apart or folder.used_of_filesystem(self.worker.folder) - self.stored <= most:
+            return False
+        return folder.unnamed(self.worker.folder, self.worker.tree.pids(), self.worker.uid) > most

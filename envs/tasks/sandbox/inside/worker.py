@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 
-from . import folder, kernel, landlock, namespaces, program, seccomp, syscalls, tree, watch, wire
+from . import cgroup, folder, kernel, landlock, namespaces, program, seccomp, syscalls, tree, watch, wire
 
 
 class Worker:
@@ -16,9 +16,10 @@ class Worker:
         spec: First message of the sandbox: `namespaces` ("bubblewrap", "unshare" or None), `layers` (False for limits
             only), `folder` (the private folder), `uid` (a separate user, if the worker is root), the paths `readable`,
             `listable`, `hidden` and `devices`, and `scratch_mb`.
+        group: Descriptor of the folder of a control group for the programs, or None.
     """
 
-    def __init__(self, connection, spec):
+    def __init__(self, connection, spec, group=None):
         self.connection = connection
         self.folder = spec["folder"]
         self.uid = spec["uid"]
@@ -35,6 +36,7 @@ class Worker:
             os.chown(self.folder, self.uid, self.uid)
         self.tree = tree.ProcessTree(self.apart, self.uid)
         self.scoped = False
+        self.group = cgroup.ControlGroup.usable(group)
         if spec["layers"]:
             self._prepare_layers(spec)
         # Another process of the same user may neither trace this one nor read its memory.
@@ -74,11 +76,11 @@ def serve() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C is for the trainer, which closes the connection
         signal.signal(number, signal.SIG_IGN)
     try:
-        spec, _ = wire.receive(connection)
+        spec, group = wire.receive(connection)
     except EOFError:
         return
     try:
-        worker = Worker(connection, spec)
+        worker = Worker(connection, spec, *group)
     except OSError as failure:
         wire.send(connection, {"failed": str(failure)})
         return
@@ -87,7 +89,8 @@ def serve() -> None:
     os.close(null)
     gc.collect()
     gc.freeze()  # current objects are shared by all programs and never collected
-    wire.send(connection, {"ready": True, "landlock": worker.rules.version if worker.rules else 0})
+    version = worker.rules.version if worker.rules else 0
+    wire.send(connection, {"ready": True, "landlock": version, "cgroup": worker.group is not None})
     while True:
         try:
             request, descriptors = wire.receive(connection)
