@@ -296,6 +296,8 @@ def collected(tmp_path):
     write_run(tmp_path / "runs/prompt", "prompt", [], {0: 10})
     write_run(tmp_path / "runs/other_game", "tool_grpo", [1000] * 60, {60: 0}, game="sudoku")
     write_run(tmp_path / "runs/crashed", "at_grpo_per_role", [1000] * 3, {})
+    published = tmp_path / "runs/published"  # another algorithm in the same form
+    write_run(published, "at_grpo_published", [1000] * 60, {60: 0})
     return tmp_path
 
 

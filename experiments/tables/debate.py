@@ -62,7 +62,7 @@ class Task:
 
 TASKS = {
     "gsm8k": Task("GSM8K", "gsm8k_debate", ("gsm8k", "sample"), ("gsm8k_train", "gsm8k_test"), 1319, "anli", 40),
-    "anli": Task("ANLI", "anli_debate", ("nli", "nli"), ("anli_dev", "anli_test"), 3200, "gsm8k"),
+    "anli": Task("ANLI, chance 33.3 %", "anli_debate", ("nli", "nli"), ("anli_dev", "anli_test"), 3200, "gsm8k"),
 }
 TESTS = {"debate": "debate", "samples": "one sample", "refine": "self-refinement", "transfer": "transfer"}
 FORMS = {
@@ -144,6 +144,7 @@ def make(session: Session, task: str, row: str) -> Trial:
         task, row, experiment, steps,
         (forms.answers_of(config_of(experiment).to_dict() | {"steps": steps}), agents * turns),
         {name: _test(session, task, name) for name in chosen}, training=training if "verifier" in row else (),
+        identity={"task.params.scorer": session.flags.scorer} if "verifier" in row else {},
     )  # fmt: skip
 
 

@@ -41,9 +41,9 @@ from experiments.tables.runner import (
     check_budgets,
     config_of,
     main,
+    markdown_table,
     steps_flags,
-)
-from experiments.tables.runner import markdown_table as table_of
+)  # fmt: skip
 from experiments.tables.runs import Run
 
 GAMES = {"plan_path": "Plan-Path", "sokoban": "Sokoban", "sudoku": "Sudoku"}
@@ -175,7 +175,7 @@ def page(session: Session) -> Page | None:
     shown = [
         [ROWS[row].words, *("<br>".join(cells.get((g, row, s), "–") for s in seeds) for g in games)] for row in rows
     ]
-    lines += table_of(["", *(GAMES[game] for game in games)], shown)
+    lines += markdown_table(["", *(GAMES[game] for game in games)], shown)
     return Page([*lines, *_notes(session, games), "", *last.lines], [*figures, *last.figures])
 
 

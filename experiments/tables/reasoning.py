@@ -101,7 +101,7 @@ TASKS = {
         "apps": TestSet("APPS", "apps_test", 5000, optional=True),
         "codecontests": TestSet("CodeContests", "codecontests_test", 165, optional=True),
     }),
-    "nli": Task("NLI", "nli", "anli_dev", {"anli": TestSet("ANLI", "anli_test", 3200)}),
+    "nli": Task("NLI", "nli", "anli_dev", {"anli": TestSet("ANLI, chance 33.3 %", "anli_test", 3200)}),
 }  # fmt: skip
 SAMPLE = TestSet("built-in sample", "", 16)
 """The only test set of the embedded model."""

@@ -23,9 +23,9 @@ from experiments.tables.runs import Run
 
 IDENTITY = (
     "name", "model.name", "algo.name", "algo.loss_agg", "task.params.form", "task.params.game", "task.params.answer",
-    "agents", "seed",
+    "task.params.scorer", "agents", "seed",
 )  # fmt: skip
-"""Config fields by which a run from elsewhere is recognised as a trial."""
+"""Config fields by which a run from elsewhere is recognised as a trial, in addition to whether it has adapters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,10 +243,10 @@ def _finished_runs(places: str, report: Callable[[str], None]) -> Iterator[tuple
 
 
 def _identity(config: Mapping) -> dict[str, object]:
-    values = {}
+    values: dict[str, object] = {}
     for path in IDENTITY:
         value = config
         for key in path.split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
         values[path] = value
-    return values
+    return values | {"adapters": bool(config["model"]["lora"]["rank"])}
