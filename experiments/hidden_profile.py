@@ -15,7 +15,7 @@ wrong (docs/divided.md).
     --config.task.params.seats=3                   # only without at_grpo_per_role; use fewer episodes, task.n_episodes
 
 The embedded model is not pretrained, so it gives no answers and learns nothing; the run only shows that everything
-works. Two steps and two evaluations take half a minute of CPU time.
+works. Two steps and three evaluations take about 45 seconds of CPU time.
 """
 
 from configs import divided
