@@ -1,17 +1,14 @@
 """Shared by all tests: eight virtual CPU devices, quick compilation, access to the optional shared data."""
 
 import fnmatch
-import functools
 import gc
 import importlib.metadata
-import itertools
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -64,26 +61,6 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
-    if "jax" in sys.modules:
-        reuse_ir_contexts()
-
-
-def reuse_ir_contexts(programs: int = 200):
-    """Let JAX lower some programs of the main thread in one MLIR context, which takes longer to make than to use.
-
-    An eager operation on a new shape takes 16 ms instead of 22.
-    """
-    from jax._src.interpreters import mlir
-
-    make, uses = mlir.make_ir_context, itertools.count()
-    make_once = functools.lru_cache(maxsize=1)(lambda number: make())
-
-    def context():
-        if threading.current_thread() is not threading.main_thread():
-            return make()
-        return make_once(next(uses) // programs)
-
-    mlir.make_ir_context = context
 
 
 def pytest_unconfigure(config):
