@@ -27,7 +27,7 @@ from marl_jax.running.monitor import Monitor
 from marl_jax.running.processes import workdir_lock
 from marl_jax.running.profiling import Clock, ProfilerTrace
 from marl_jax.running.signals import GracefulStop
-from marl_jax.schema import conditions, stages
+from marl_jax.schema import conditions, stages, sweeps
 from marl_jax.serving.remote import check_reachable
 from marl_jax.setup import GameSetup, Setup, TaskSetup
 from marl_jax.setup.supervisor import Supervisor
@@ -48,6 +48,8 @@ def train(config: ConfigDict, workdir: Path, stop: GracefulStop | None = None) -
         workdir: Folder of the run.
         stop: Active handler of signals; a new one by default.
     """
+    if (workdir / sweeps.FILE).exists():
+        raise RunError(f"{workdir} is the folder of a sweep; add its --seeds or --sweep, or choose another --workdir")
     with contextlib.nullcontext(stop) if stop else GracefulStop() as stop:
         train_stages(config, workdir, stop, SharedPrograms())
 

@@ -138,6 +138,12 @@ def test_the_folder_of_a_single_run_is_no_sweep(run, tmp_path, capsys):
     assert "is the folder of a single run; choose another --workdir for the sweep" in capsys.readouterr().err
 
 
+def test_the_folder_of_a_sweep_is_no_single_run(run, tmp_path, capsys):
+    (tmp_path / "sweep.json").write_text("{}")
+    assert run() == 1
+    assert "is the folder of a sweep; add its --seeds or --sweep" in capsys.readouterr().err
+
+
 def test_a_damaged_list_of_members_is_left_out(tmp_path, caplog):
     for text in ("{", "[]", '{"members": [{"name": 3}]}'):
         (tmp_path / "sweep.json").write_text(text)
