@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import eval_context
 
 from envs.games.game import Game, State, check_choice, check_range
 from envs.games.pools import PARTS, Levels, Pool
@@ -157,7 +158,9 @@ class Puzzle(Game):
 
         They are computed once, so that a reset is a lookup.
         """
-        with jax.ensure_compile_time_eval():
+        # Not `ensure_compile_time_eval`: it also folds constants while `make` is lowered, which fails if programs are
+        # kept in a compilation cache.
+        with eval_context():
             make = jax.jit(jax.vmap(self.reset_from_level))
             return jax.device_get(make(self.levels.arrays, np.arange(self.n_levels)))
 
