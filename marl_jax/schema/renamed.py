@@ -153,7 +153,7 @@ def last_word(name: str) -> str:
 def unknown_algorithm(name: str) -> str:
     """Return the problem with an algorithm that does not exist, with a suggestion."""
     settings = _SETTINGS.get(re.sub(r"\W|_", "", str(name)).lower())
-    hint = f"; did you mean {settings}?" if settings else did_you_mean(str(name), ALGORITHMS)
+    hint = f"; did you mean {settings}?" if settings else did_you_mean(str(name), ALGORITHMS, cutoff=0.7)
     return f"config.algo.name is {name!r}, but must be one of: {', '.join(ALGORITHMS)}{hint}"
 
 
