@@ -30,14 +30,18 @@ class Scores(NamedTuple):
         logps: Log-probabilities.
         entropy: Entropies.
         values: Critic values before each token.
+        legal: Log-probabilities, without the mask, of all tokens that continue a legal name; None if not needed.
     """
 
     logps: jax.Array
     entropy: jax.Array
     values: jax.Array
+    legal: jax.Array | None = None
 
 
-def score(policy: Policy, weights: dict, samples: Samples, packed: packing.PackedRows | None = None) -> Scores:
+def score(
+    policy: Policy, weights: dict, samples: Samples, packed: packing.PackedRows | None = None, legal: bool = False
+) -> Scores:
     """Score samples under some weights; differentiable.
 
     Args:
@@ -45,6 +49,7 @@ def score(policy: Policy, weights: dict, samples: Samples, packed: packing.Packe
         weights: Its weights, including the critic.
         samples: The samples to score.
         packed: Packed rows whose slots hold the samples, for free text only. Empty slots score 0.
+        legal: Whether to compute `Scores.legal`, for names of legal actions only.
     """
     if packed is not None:
         (logps, entropy), before, spread = _score_packed(policy, weights, samples, packed)
@@ -53,7 +58,12 @@ def score(policy: Policy, weights: dict, samples: Samples, packed: packing.Packe
     adapters = policy.adapters(weights, samples.policy)
     before = before_answers(policy, weights["model"], samples, adapters)
     logps, entropy = policy.answers.score(policy.model, weights["model"], before, samples, policy.temperature)
-    return Scores(logps, entropy, _values(policy, weights, samples, before, adapters))
+    values = _values(policy, weights, samples, before, adapters)
+    if not legal:
+        return Scores(logps, entropy, values)
+    # The mask divides all probabilities by that of the allowed tokens.
+    unmasked, _ = token_logprobs(policy.model, weights["model"], before, samples.targets, policy.temperature)
+    return Scores(logps, entropy, values, (unmasked - logps) * samples.mask())
 
 
 def answer_logps(policy: Policy, acting: dict, samples: Samples, packed: packing.PackedRows | None = None) -> jax.Array:

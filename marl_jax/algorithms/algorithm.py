@@ -204,6 +204,11 @@ class ClippedObjective(Objective):
         loss = metrics["policy_loss"]
         if algo.entropy_coef:
             loss -= scheduled.entropy_coef * metrics["entropy"]
+        if algo.legal_coef:
+            assert scores.legal is not None
+            legal = jnp.where(weighed["policy"] > 0, scores.legal, 0.0)
+            metrics["legal_prob"] = total(jnp.exp(legal))
+            loss -= algo.legal_coef * total(legal)
         if self.fits_values(algo):
             value = losses.value_loss(scores.values, samples.values, samples.returns, algo.value_clip)
             metrics["value_loss"] = jnp.sum(weighed["value"] * value)

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from marl_jax.algorithms.common_config import check_no_other_players, check_overlong, check_train_turns
+from marl_jax.algorithms.common_config import (
+    check_legal_coef,
+    check_no_other_players,
+    check_overlong,
+    check_train_turns,
+)
 from marl_jax.algorithms.grpo_config import GroupSettings
 from marl_jax.fields import choice
 from marl_jax.learning.settings import redefault, setting
@@ -32,6 +37,7 @@ def check(c: ConfigDict) -> Iterator[str]:
 
     yield from check_train_turns(c)
     yield from check_overlong(c)
+    yield from check_legal_coef(c)
     yield from check_no_other_players(c, "compares the learner with itself")
     if not c.task.name:
         if c.algo.team_term == "lookahead" and c.env.context == "history":

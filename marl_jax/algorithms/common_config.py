@@ -43,6 +43,12 @@ class PolicyGradientSettings(LearnerSettings):
     entropy_ratio: float = setting(
         1.0, number(0, 1), "Final entropy_coef as a fraction of the initial one; it decays linearly"
     )
+    legal_coef: float = setting(
+        0.0,
+        number(0),
+        "Weight of a loss toward the names of legal actions without the mask, for policies that are exported; 0 "
+        "disables it",
+    )
     epochs: int = redefault(LearnerSettings, "epochs", 2)
     loss_agg: str = setting(
         "token",
@@ -139,6 +145,13 @@ def check_overlong(c: ConfigDict) -> Iterator[str]:
             f"config.algo.overlong_buffer is {c.algo.overlong_buffer}, but must be less than {field} ({longest}), or "
             "every completion gets a penalty"
         )
+
+
+def check_legal_coef(c: ConfigDict) -> Iterator[str]:
+    """Yield a problem if completions are not masked to legal actions."""
+    if c.algo.legal_coef and has_free_answers(c):
+        given = f"task.name {c.task.name!r}" if c.task.name else "rollout.completion 'free'"
+        yield f"config.algo.legal_coef is {c.algo.legal_coef:g} with {given}, but must be 0: nothing is masked"
 
 
 def check_train_turns(c: ConfigDict) -> Iterator[str]:

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.algorithms.common_config import (
     PolicyGradientSettings,
+    check_legal_coef,
     check_no_other_players,
     check_overlong,
     check_packing,
@@ -68,6 +69,7 @@ def check(c: ConfigDict) -> Iterator[str]:
 
     yield from check_train_turns(c)
     yield from check_overlong(c)
+    yield from check_legal_coef(c)
     yield from check_packing(c)
     yield from check_no_other_players(c, "compares the learner with itself")
     field, size = ("task.n_episodes", c.task.n_episodes) if c.task.name else ("rollout.num_envs", c.rollout.num_envs)

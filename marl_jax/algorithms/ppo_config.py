@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.algorithms.common_config import (
     PolicyGradientSettings,
+    check_legal_coef,
     check_overlong,
     check_packing,
     check_train_turns,
@@ -59,6 +60,7 @@ def check(c: ConfigDict) -> Iterator[str]:
     """Yield the problems of a config with PPO."""
     yield from check_train_turns(c)
     yield from check_overlong(c)
+    yield from check_legal_coef(c)
     yield from check_packing(c)
     if c.task.name and c.algo.critic == "central":
         yield (

@@ -65,6 +65,7 @@ class LearnerSettings:
     magnet_decay: float = 0.0
     entropy_coef: float = 0.0
     entropy_ratio: float = 1.0
+    legal_coef: float = 0.0
 
     signal_frac: float = 0.0
     guard: str = "off"

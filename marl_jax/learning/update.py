@@ -246,7 +246,7 @@ def summed_gradients(
     trained = policy.cast_for_compute(state.trained)  # once, not in every layer of every part
 
     def loss(trained, samples, weighed, packed=None):
-        scores = scoring.score(policy, {**state.frozen, **trained}, samples, packed)
+        scores = scoring.score(policy, {**state.frozen, **trained}, samples, packed, legal=algo.legal_coef > 0)
         return objective.loss(samples, weighed, scores, algo, scheduled)
 
     def part(*given):

@@ -54,6 +54,7 @@ TRAINING: dict[str, dict[str, str]] = {
         "policy_loss": "Policy-gradient part of the loss",
         "value_loss": "Value part of the loss",
         "entropy": "Mean entropy of the sampling distribution in nats",
+        "legal_prob": "Mean unmasked probability of the tokens that continue a legal name (`algo.legal_coef`)",
         "kl": "KL divergence from the initial policy",
         "magnet_kl": "KL divergence from the slowly moving copy of the policy",
         "value": "Mean predicted value",

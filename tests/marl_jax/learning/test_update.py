@@ -101,6 +101,33 @@ def test_the_first_minibatch_has_ratio_one():
     assert float(metrics["clip_frac_low"]) == float(metrics["clip_frac_high"]) == 0
 
 
+def test_the_loss_toward_legal_names_is_their_probability_without_the_mask():
+    """Written out with the whole vocabulary; a step on this loss alone makes legal names more likely."""
+    policy, trained, frozen, _ = played(long_names=True)
+    plain, algo = (tiny_play.ppo(minibatches=1, legal_coef=coef, entropy_coef=0.0) for coef in (0.0, 0.5))
+    rows = prepared(plain, long_names=True)
+    weights, choices = {**frozen, **trained}, jax.device_get(policy.answers.choices)
+    before = scoring.before_answers(policy, weights["model"], rows, None)
+    p = np.asarray(jax.nn.softmax(policy.model.logits(weights["model"], before)))  # [N, W, V]
+    said = []
+    for i, (action, legal) in enumerate(zip(rows.action[:, 0], np.asarray(rows.legal[:, 0]), strict=True)):
+        name = choices.ids[action]
+        for w in range(choices.lengths[action]):
+            alive = [a for a in range(9) if legal[a] and (choices.ids[a, :w] == name[:w]).all()]
+            said.append(p[i, w, sorted({choices.ids[a, w] for a in alive} - {-1})].sum())
+    state, metrics = step(algo, rows=rows, long_names=True)
+    assert float(metrics["legal_prob"]) == pytest.approx(np.mean(said), rel=1e-4)
+    _, without = step(plain, rows=rows, long_names=True)
+    assert "legal_prob" not in without
+    added = float(metrics["loss"]) - float(without["loss"])
+    assert added == pytest.approx(-0.5 * np.mean(np.log(said)), rel=1e-3)
+    quiet = rows.replace(advantages=0 * rows.advantages, returns=rows.values)
+    program = update_program(algo, SGD, long_names=True)
+    state, first = step(algo, rows=quiet, program=program, long_names=True)
+    _, second = program(state, quiet, jax.random.key(0))
+    assert float(second["legal_prob"]) > 1.2 * float(first["legal_prob"])
+
+
 def test_loss_equals_the_formula_written_out():
     policy, trained, frozen, _ = played()
     algo = tiny_play.ppo(minibatches=1, kl_coef=0.3, entropy_coef=0.02, value_coef=0.7, value_clip=0.05)

@@ -1,5 +1,10 @@
 """Exported policies equal the trained ones."""
 
+import dataclasses
+import json
+import re
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,16 +13,19 @@ import pytest
 from configs import defaults
 from marl_jax import setup
 from marl_jax.errors import RunError
+from marl_jax.evaluation.unmasked import legal_answer_rate, random_positions
 from marl_jax.modes import export
 from marl_jax.running.checkpoint import Checkpoints
 from models import lora, peft
 from models.weights.load import load
 
 
-def make_run(workdir, rank):
+def make_run(workdir, rank, style="plain", task=""):
     """A run with one checkpoint, with weights that differ from the initial ones."""
     config = defaults.get_config()
-    config.env.style, config.mesh.data = "plain", 1
+    config.env.style, config.mesh.data = style, 1
+    if task:
+        defaults.use_task(config, task)
     config.model.lora.rank = rank
     config.model.shape.update(dict(d_model=32, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=16, d_ff=48))
     made = setup.make(config)
@@ -50,6 +58,73 @@ def test_an_adapter_is_merged_and_also_written_alone(tmp_path):
     assert_same(load(tmp_path / "export" / "main")[1], expected)
     alone = peft.load(tmp_path / "export" / "main-adapter", made.backbone.model.cfg)
     assert_same(alone.weights["q"]["a"], trained["adapters"]["q"]["a"][:, 0])
+
+
+@pytest.mark.parametrize("style", ["plain", "chat"])
+def test_the_card_has_the_figures_and_the_exact_prompt(tmp_path, style):
+    config, made, *_ = make_run(tmp_path, rank=4, style=style)
+    evaluated = dict(opponent="random", games=64, win_rate=0.75, win_rate_low=0.6, win_rate_high=0.9)
+    rows = [dict(evaluated, step=3, win_rate=0.5), dict(evaluated, step=7), dict(evaluated, step=9, win_rate=0.1)]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folders = export.main(config, tmp_path)
+    card, adapter = (folder.joinpath("README.md").read_text() for folder in reversed(folders))
+    assert card == adapter
+    assert "step 7 of 200" in card and "| random | 64 | win_rate | 0.750 | 0.600 to 0.900 |" in card
+    assert "0.500 |" not in card and "0.100 |" not in card, "other steps"
+    shown = re.search(r"```text\n(.*?)\n```", card, re.DOTALL)[1]
+    state = made.game.reset(jax.random.key(0))
+    tokens, length = made.backbone.game_prompt.opening(state, jnp.int32(0))
+    assert made.backbone.tokenizer.encode(shown) == tokens[: int(length)].tolist()
+    assert "Generate at most 1 token." in card and "`1`, `2`, `3`" in card and "random initialization" in card
+    assert json.loads((folders[-1] / "run_config.json").read_text())["env"]["style"] == style
+    legal = float(re.search(r"in random positions: ([\d.]+)%", card)[1])
+    assert legal == pytest.approx(100 * by_hand(made, load(folders[-1])[1]), abs=0.05)
+
+
+def by_hand(made, params):
+    """The share of legal answers, from the complete logits at every position."""
+    game, backbone = made.game, made.backbone
+    states, right = random_positions(game, 512, jax.random.key(0)), 0
+    tokens, lengths = jax.vmap(backbone.game_prompt.opening)(states, jax.vmap(game.player)(states))
+    hidden, _ = backbone.model.forward(params, tokens, lengths=lengths, dtype=jnp.float32)
+    best = np.argmax(backbone.model.logits(params, hidden), axis=-1)
+    for row, length, legal in zip(best, lengths, np.asarray(jax.vmap(game.legal)(states)), strict=True):
+        right += chr(row[int(length) - 1]) in [name for name, one in zip(game.action_names, legal, strict=True) if one]
+    assert not jax.vmap(game.done)(states).any()
+    return right / 512
+
+
+def test_a_policy_that_puts_everything_on_legal_names_answers_legally(tmp_path):
+    """All logits but those of one cell are pushed down; that cell is legal in some positions."""
+    config, made, *_ = make_run(tmp_path, rank=0)
+    states = random_positions(made.game, 512, jax.random.key(0))
+    params = made.backbone.params(jax.random.key(0))
+    model = made.backbone.model
+    fifth = dataclasses.replace(made.backbone, model=Always(model, ord("5")))
+    free = float(jnp.mean(jax.vmap(made.game.legal)(states)[:, 4]))
+    assert legal_answer_rate(made.game, fifth, params) == pytest.approx(free) and 0.2 < free < 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Always:
+    """A model that always prefers one token."""
+
+    model: Any
+    token: int
+
+    def forward(self, *args, **settings):
+        return self.model.forward(*args, **settings)
+
+    def logits(self, params, hidden):
+        return jax.nn.one_hot(jnp.full(hidden.shape[:-1], self.token), self.model.cfg.vocab_size)
+
+
+def test_the_card_of_a_task_shows_its_first_conversation(tmp_path):
+    config, *_ = make_run(tmp_path, rank=0, task="solver_checker")
+    (folder,) = export.main(config, tmp_path)
+    card = (folder / "README.md").read_text()
+    assert "It answers as the role solver" in card and "\n<|im_start|>user\nWhat is " in card
+    assert "There was no evaluation." in card and "Legal answers" not in card
 
 
 def test_a_folder_without_checkpoints_is_reported(tmp_path):

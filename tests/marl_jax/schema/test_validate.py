@@ -173,6 +173,10 @@ def test_the_fields_of_an_algorithm_are_those_of_its_settings(monkeypatch):
             "which with 3 turns each gives 30 rows, but rows must be a multiple of",
         ),
         (dict(optim__warmup=200), "config.optim.warmup is 200 with steps 200"),
+        (
+            dict(algo__legal_coef=0.1, rollout__completion="free"),
+            "config.algo.legal_coef is 0.1 with rollout.completion",
+        ),
         (dict(agents__all="mian"), "config.agents.all is 'mian', but must be bot:NAME or one of the policies"),
         (dict(agents__seat_0="bot:solver"), "config.agents.seat_0 has 'solver', but the bots of tic_tac_toe are: "),
         (dict(agents__all="bot:random"), "config.policies.main is not used by any agent"),
