@@ -107,6 +107,7 @@ def asked(folder: Path) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.nightly
 def test_files_and_a_line_in_the_repository(tmp_path):
     """A copy of the repository with the files of the table and its lines, and nothing else changed."""
     for room in ("envs", "models", "marl_jax"):
@@ -124,6 +125,7 @@ def test_files_and_a_line_in_the_repository(tmp_path):
     assert asked(tmp_path) == [*places, "models.families.relu2.modules"]
 
 
+@pytest.mark.nightly
 def test_entry_points(package, tmp_path):
     """The package as an installer would leave it."""
     points = tomllib.loads(re.search(r"```toml\n# pyproject.toml\n(.*?)```", PAGE, re.DOTALL)[1])

@@ -177,6 +177,7 @@ def test_demonstrations_are_learnt_by_heart_when_they_are_seen_again_and_again()
     assert losses[0] > 1.2 and losses[-1] < losses[0] / 2
 
 
+@pytest.mark.nightly
 def test_imitation_is_measured_in_games_that_training_never_sees(perfect):
     setup, optimizer = perfect[0], optimizer_for(perfect[0].config)
     imitation, prompt, held_out = sft.SFT.heldout_eval(setup.parts), setup.backbone.prompt, setup.game.held_out()

@@ -160,6 +160,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
     np.testing.assert_array_equal(alone.action, samples.action[:, : ROWS // 2])
 
 
+@pytest.mark.nightly
 def test_nothing_is_transferred_while_games_are_played():
     trained, start, *_ = played()
     roll, key = _program(), jax.random.key(1)

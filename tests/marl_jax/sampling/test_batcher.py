@@ -121,6 +121,7 @@ def test_requests_may_come_while_others_run(engine, requests, expected):
     check_same([answers[i] for i in range(len(requests))], expected)
 
 
+@pytest.mark.nightly
 def test_the_batch_shrinks_at_the_end_and_grows_again(engine):
     """A long completion does not keep three empty rows; later requests decode together with it."""
     long = (random_prompts([4], seed=9)[0], Sampling(max_new_tokens=40, seed=1), 1)

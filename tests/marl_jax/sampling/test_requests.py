@@ -304,6 +304,7 @@ def play(batcher, drawn, order, pauses):
     return {numbers[number]: found for number, found in answers.items()}
 
 
+@pytest.mark.nightly
 @given(requests, st.data(), st.booleans())
 @settings(max_examples=15, deadline=None)
 def test_answers_do_not_depend_on_the_order_of_arrival(drawn, data, fixed):

@@ -353,7 +353,7 @@ def test_means_are_over_answers_not_rows(settings):
     check(policy(), random_rows(np.random.default_rng(4), N, 2, 2, WIDTH, 2), **settings)
 
 
-@pytest.mark.nightly_for("adapter and prefix")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "settings",
     [dict(critic="head"), dict(critic="none", lora=1, prefix=True)],

@@ -215,7 +215,7 @@ def test_a_row_without_room_loses_later_answers_and_a_bot_is_not_learned_from():
     np.testing.assert_allclose(*(x.advantages * x.to_tokens(x.loss_weights) for x in asked), atol=1e-5)
 
 
-@pytest.mark.nightly_for("cache")
+@pytest.mark.nightly
 @pytest.mark.parametrize("what", ["cache", "events"])
 def test_a_conversation_that_does_not_fit_begins_again(what, monkeypatch):
     """Room for less than an implementation would choose: the reference begins again where it is full."""

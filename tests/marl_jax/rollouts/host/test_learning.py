@@ -66,6 +66,7 @@ def test_grpo_compares_what_each_seat_earned_in_the_episodes_of_an_example(task)
     assert metrics["groups"] == 14, "seven examples, two seats"
 
 
+@pytest.mark.nightly
 def test_labelled_answers_are_compared_with_their_like():
     async def phases(ask, example):
         chat = ask.chat(0)
