@@ -17,8 +17,7 @@ A tenth of the rows each is kept for validation, on which the best checkpoint is
 unless there are files for them: `--config.task.params.data="{'train': 'train.jsonl', 'test': 'test.jsonl'}"`.
 
 Prompts have at most 768 tokens and completions 256; task.max_length and task.max_new_tokens change that. A step samples
-8 completions each for 16 prompts. SmolLM2-135M takes about half a minute per step on two CPU cores, and a second on a
-GPU.
+8 completions each for 16 prompts, or imitates 16 completions.
 """
 
 from configs import algorithms, defaults, models, variants

@@ -30,8 +30,9 @@ COMMAND = "import sys; from marl_jax.cli import run; sys.argv[0] = 'marl-jax'; s
 
 
 def quick(text: str) -> str:
-    """Use the embedded model and few steps."""
-    text = text.replace('"smollm2-135m"', '"tiny"')
+    """Use the embedded model and few steps, and log games at each of them."""
+    text = text.replace('"games_every": 10', '"games_every": 1').replace('"games": 64', '"games": 16')
+    text = text.replace('load("smollm2-135m"', 'load("random:tiny"').replace('"smollm2-135m"', '"tiny"')
     return re.sub(r"steps=(\d+)", lambda match: f"steps={2 + int(match[1]) // 50 + int(match[1]) % 2}", text)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,16 @@ def test_the_import_is_quick_and_lazy():
 def test_every_name_can_be_used_and_is_documented(name):
     assert getattr(marl_jax, name).__doc__
     assert f"marl_jax.{name}" in (ROOT / "docs" / "python.md").read_text()
+
+
+@pytest.mark.quick
+def test_the_examples_of_the_page_are_python_and_those_about_environments_run(capsys):
+    """`test_new_users.py` runs all of them."""
+    page = (ROOT / "docs" / "python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 8 and all(compile(block, "docs/python.md", "exec") for block in blocks)
+    exec(next(block for block in blocks if "make_env" in block), {"marl_jax": marl_jax})
+    assert capsys.readouterr().out.startswith("[ True  True  True  True False  True")
 
 
 # --------------------------------------------------------------------------------------------------------- overrides
