@@ -4,10 +4,11 @@
     python launch.py --config=experiments/code_generation.py:single_grpo+qwen2.5-coder-0.5b   # on a GPU
     python launch.py --config=experiments/code_generation.py:roles_prompt+qwen2.5-coder-0.5b --mode=eval
 
-Forms: `single` and `roles_prompt` (for `--mode=eval`), `single_grpo`, `roles_grpo`, `at_grpo_shared` (the default) and
-`at_grpo_per_role`, each optionally with +MODEL (`configs/reasoning.py`). Problems are MBPP's if its file is in
-$MARL_JAX_DATA, and otherwise a dozen built-in ones; `--config.task.params.test_dataset=humaneval` evaluates on another
-dataset. Programs run in a sandbox (`envs/tasks/sandbox`). On a machine without isolation, a run ends immediately.
+Forms: `single` and `roles_prompt` (for `--mode=eval`), `single_grpo`, `roles_grpo`, `at_grpo_shared` (the default),
+`at_grpo_per_role` and `at_grpo_separate`, each optionally with +MODEL (`configs/reasoning.py`). Problems are MBPP's if
+its file is in $MARL_JAX_DATA, and otherwise a dozen built-in ones; `--config.task.params.test_dataset=humaneval`
+evaluates on another dataset. Programs run in a sandbox (`envs/tasks/sandbox`). On a machine without isolation, a run
+ends immediately.
 
 The embedded model uses the built-in problems. It is not pretrained, so it writes no program and learns nothing; the run
 only shows that everything works. Its first three steps take less than a minute on two CPU cores.

@@ -4,10 +4,11 @@ r"""Math: a reasoner solves a problem, and a tool agent checks it with a program
     python launch.py --config=experiments/math_reasoning.py:single_grpo+qwen2.5-coder-0.5b   # on a GPU
     python launch.py --config=experiments/math_reasoning.py:roles_prompt+qwen2.5-coder-0.5b --mode=eval
 
-Forms: `single` and `roles_prompt` (for `--mode=eval`), `single_grpo`, `roles_grpo`, `at_grpo_shared` (the default) and
-`at_grpo_per_role`, each optionally with +MODEL (`configs/reasoning.py`). In the single forms one agent does both. All
-forms have the same tool, the same turns and the same number of completions in an episode. Problems are GSM8K's if its
-files are in $MARL_JAX_DATA, and otherwise 18 built-in ones. Programs run in a sandbox (docs/sandbox.md).
+Forms: `single` and `roles_prompt` (for `--mode=eval`), `single_grpo`, `roles_grpo`, `at_grpo_shared` (the default),
+`at_grpo_per_role` and `at_grpo_separate`, each optionally with +MODEL (`configs/reasoning.py`). In the single forms one
+agent does both. All forms have the same tool, the same turns and the same number of completions in an episode. Problems
+are GSM8K's if its files are in $MARL_JAX_DATA, and otherwise 18 built-in ones. Programs run in a sandbox
+(docs/sandbox.md).
 
     --config.task.params.dataset=math                                     # train on MATH
     --config.task.params.test_dataset=aime2025                            # evaluate on a contest

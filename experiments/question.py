@@ -6,9 +6,9 @@ r"""Questions with known answers from any dataset.
         --config.task.params.template='{problem}' --config.task.params.answer=solution \
         --config.task.params.comparison=number
 
-Forms: `single` and `roles_prompt` (for `--mode=eval`), `single_grpo`, `roles_grpo`, `at_grpo_shared` (the default) and
-`at_grpo_per_role`, each optionally with +MODEL (`configs/reasoning.py`). Roles are a solver and a checker.
-`docs/tasks.md` describes the format of datasets.
+Forms: `single` and `roles_prompt` (for `--mode=eval`), `single_grpo`, `roles_grpo`, `at_grpo_shared` (the default),
+`at_grpo_per_role` and `at_grpo_separate`, each optionally with +MODEL (`configs/reasoning.py`). Roles are a solver and
+a checker. `docs/tasks.md` describes the format of datasets.
 
 The embedded model is not pretrained and writes four bytes, too few for a box, so it learns nothing; the run only shows
 that everything works.
