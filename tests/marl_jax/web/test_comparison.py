@@ -64,3 +64,16 @@ def test_a_sweep_that_has_just_begun_can_be_compared(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"members": members}))
     words = "".join(read(report.main(tmp_path).read_text()).words)
     assert "seed=1step 0 of ?1" in words and "0 of 2" in words
+
+
+def test_the_runs_in_a_folder_are_compared_next_to_them(tmp_path):
+    for name, lr in (("slow", 1e-4), ("fast", 1e-2)):
+        (tmp_path / name).mkdir()
+        config = defaults.get_config()
+        config.optim.lr = lr
+        (tmp_path / name / "config.json").write_text(json.dumps(config.to_dict()))
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": 1.0, "return": lr}) + "\n")
+    assert report.main(tmp_path) == tmp_path / "comparison.html"
+    table = (tmp_path / "comparison.md").read_text()
+    assert "| optim.lr | finished | return |" in table and "| 0.01 | 0 of 1 | 0.01 |" in table
+    assert not list(tmp_path.glob("*/report.html")) and report.main(tmp_path / "slow").name == "report.html"
