@@ -24,7 +24,7 @@ from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.errors import ApiError, shutting_down
 from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.openai import requests, text, tool_calls
-from marl_jax.serving.openai.json_output import JsonOutput
+from marl_jax.serving.openai.json_output import JsonOutput, SchemaConstraints
 from marl_jax.serving.openai.prompts import FEW, LONGEST_TOKEN, SHORT, Renderer
 from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.sessions.traces import CallTrace, TraceError, TraceFile
@@ -282,11 +282,16 @@ def budget(model: ServedModel, request: CompletionRequest, length: int) -> int:
     return min(request.max_tokens or model.speaker.sampling.max_new_tokens, room)
 
 
-def sampling_of(call: Call, seed: int) -> Sampling:
+async def constraint_of(call: Call) -> SchemaConstraints | None:
+    """Compile the JSON schema of a call in a thread, if it has one."""
+    schema = call.asked.schema
+    return None if schema is None else await asyncio.to_thread(call.model.json_output.constraint, schema)
+
+
+def sampling_of(call: Call, seed: int, constraint: SchemaConstraints | None = None) -> Sampling:
     """Return the sampler's settings for a call whose `ids` are set."""
     model, request = call.model, call.asked
     tokens = budget(model, request, len(call.ids))
-    constraint = None if request.schema is None else model.json_output.constraint(request.schema)
     return request.sampling(seed, tokens, model.speaker.tokenizer.stop_ids, constraint)
 
 
@@ -295,7 +300,8 @@ async def answer_alone(call: Call) -> None:
     model, request = call.model, call.asked
     call.prefix = prefix_of(model, request)
     call.ids = await opening(model, request) + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
-    call.sampling = sampling_of(call, secrets.randbits(32) if request.seed is None else request.seed)
+    seed = secrets.randbits(32) if request.seed is None else request.seed
+    call.sampling = sampling_of(call, seed, await constraint_of(call))
     await answer(call, CallTrace(TraceFile(None), "", call.id), request.stream)
 
 

@@ -24,6 +24,7 @@ LONGEST_STOP = 1024  # streams compare the end of a text with every prefix of ev
 MOST_TOP_LOGPROBS = 20
 MOST_TOOLS = 128
 MOST_LEVELS = 64
+MOST_SCHEMA = 1 << 16  # characters; larger ones take seconds to compile
 DEFAULT_LIMITS = Limits()
 encode = json.JSONEncoder(ensure_ascii=False).encode
 RESERVED = ("self", "messages", "tools", "documents", "template", "bos_token", "eos_token", "add_generation_prompt")
@@ -282,6 +283,8 @@ class _Fields:
         schema = value.get("json_schema") if kind == "json_schema" else None
         if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
             raise self.refusal("response_format", "an object of type text, json_object, or json_schema with a schema")
+        if len(json.dumps(schema["schema"])) > MOST_SCHEMA:
+            raise self.refusal("response_format", f"a JSON schema of at most {MOST_SCHEMA} characters")
         return schema["schema"]
 
     def refusal(self, name: str, rule: str) -> ApiError:

@@ -42,6 +42,7 @@ from marl_jax.serving.http.guard import Peer
 from marl_jax.serving.http.keys import Keys
 from marl_jax.serving.openai import calls, requests
 from marl_jax.serving.openai.calls import Call, ServedModel
+from marl_jax.serving.openai.json_output import SchemaConstraints
 from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.sessions.conversations import SessionConversation, conversations
 from marl_jax.serving.sessions.histories import Histories
@@ -115,7 +116,7 @@ class Session:
         recorded, trace = False, CallTrace(self._traces, self.id, call.id)
         try:
             call.ids = await self._prompt(call)
-            call.sampling = self._sampling(call)
+            call.sampling = self._sampling(call, await calls.constraint_of(call))
             before = 0 if call.after is None else len(call.after[0].ids) + len(call.after[0].contents[call.after[1]])
             trace.add({
                 "event": "call", "model": call.model.name, "fork": call.fork, "start": before,
@@ -157,7 +158,7 @@ class Session:
         call.prefix = calls.prefix_of(model, request)
         return ids + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
 
-    def _sampling(self, call: Call) -> Sampling:
+    def _sampling(self, call: Call, constraint: SchemaConstraints | None) -> Sampling:
         """Return the sampler's settings for a call.
 
         Without a seed in the request, the seed is derived from the session's seed and the prompt.
@@ -167,7 +168,7 @@ class Session:
             key = (model.name, hashlib.sha256(repr(ids).encode()).hexdigest())
             seed = derive_seed(self.seed, *key, self._asked[key])
             self._asked[key] += 1
-        sampling = calls.sampling_of(call, seed)
+        sampling = calls.sampling_of(call, seed, constraint)
         if self.policy_sampling:
             own = model.speaker.sampling
             names = ("temperature", "top_k", "top_p", "repetition_penalty")
