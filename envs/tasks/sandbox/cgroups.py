@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import secrets
+import time
 from pathlib import Path
 
 NEEDED = {"memory", "pids"}
@@ -72,5 +73,8 @@ class WorkerGroup:
         if self._path is not None:
             with contextlib.suppress(OSError):
                 Path(self._path, "cgroup.kill").write_text("1")
-            with contextlib.suppress(OSError):
-                os.rmdir(self._path)
+            for _ in range(20):  # while its last processes end
+                with contextlib.suppress(OSError):
+                    os.rmdir(self._path)
+                    break
+                time.sleep(0.01)

@@ -43,6 +43,7 @@ def outcomes(report):
     return [test["outcome"] for test in report["tests"]]
 
 
+@pytest.mark.nightly_for("an endless loop-*", "too much memory-*", "infinite output-*", "files searched*")
 @pytest.mark.parametrize(("name", "right"), [*((name, True) for name in RIGHT), *((name, False) for name in WRONG)])
 def test_right_programs_pass_in_any_style_and_wrong_ones_fail(sandbox, name, right):
     row, program = (RIGHT if right else WRONG)[name]

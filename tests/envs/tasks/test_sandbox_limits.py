@@ -76,6 +76,7 @@ while True:
 """
 
 
+@pytest.mark.nightly_for("none")
 @pytest.mark.parametrize("way", WAYS)
 def test_buffers_of_sockets_fit_in_the_memory_limit(way):
     result = sandbox_of(way).run_sync(SOCKETS, limits=Limits(wall=10.0, memory_mb=128))
@@ -88,24 +89,27 @@ def test_open_files_without_a_name_count(way):
     assert result.limit == "files" and int(result.stdout.split()[-1]) <= 60, result
 
 
+@pytest.mark.nightly_for("unshare")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_program_that_hides_its_open_files_is_stopped(way):
     hidden = "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n" + UNNAMED
     assert sandbox_of(way).run_sync(hidden, limits=Limits(wall=10.0, file_mb=16)).limit == "files"
 
 
+@pytest.mark.nightly_for("*-0.2", "none-*")
 @pytest.mark.parametrize("seconds", [0.2, 0.01])
 @pytest.mark.parametrize("way", WAYS)
 def test_cpu_time_of_ignored_children_counts(way, seconds):
     program = VANISHING.replace("SECONDS", str(seconds))
-    result = sandbox_of(way).run_sync(program, limits=Limits(wall=20.0, cpu=0.5))
+    result = sandbox_of(way).run_sync(program, limits=Limits(wall=20.0, cpu=0.3))
     assert result.limit == "cpu" and result.seconds < 10, result
 
 
+@pytest.mark.nightly
 def test_cpu_time_of_ignored_children_counts_without_isolation():
     with Sandbox(1, mode="process") as sandbox:
         program = VANISHING.replace("SECONDS", "0.2")
-        assert sandbox.run_sync(program, limits=Limits(wall=20.0, cpu=0.5)).limit == "cpu"
+        assert sandbox.run_sync(program, limits=Limits(wall=20.0, cpu=0.3)).limit == "cpu"
 
 
 def test_lines_on_the_results_descriptor_cost_nothing_outside():
@@ -208,6 +212,7 @@ while time.monotonic() < until:
 """
 
 
+@pytest.mark.nightly_for("unshare")
 @pytest.mark.parametrize("way", WAYS)
 def test_programs_at_the_same_time_neither_see_nor_signal_each_other(way):
     shared = sandbox_of(way)

@@ -87,6 +87,7 @@ class Deadlines:
         return await self.sampler.answer(ids, sampling, policy, n, deadline if self.requests % 7 else 0.0)
 
 
+@pytest.mark.nightly_for("512-own0-*")
 @pytest.mark.parametrize(
     "max_length, own, late", [(MAX_LENGTH, (), False), (MAX_LENGTH, (3, 2, 12), False), (80, (), True)]
 )
