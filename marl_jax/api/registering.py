@@ -87,7 +87,7 @@ def make_env(name: str, **params: Any) -> Any:
     """Make a game or a task by name.
 
         game = marl_jax.make_env("hanabi", players=3)          # pure functions: reset, legal, step, …
-        env = PettingZooEnv(game)                              # `envs.games.adapters`
+        env = PettingZooEnv(game)                              # `envs.adapters.zoo`
         task = marl_jax.make_env("arithmetic")                 # examples and episodes
 
     Args:
