@@ -362,7 +362,6 @@ def test_the_environment_is_a_game_or_a_task(sums):
         (dict(agents={"all": "main", "judge": "main"}), "config.agents.judge is not a seat of sums; choose from: all"),
         (dict(task__time_limit=0.0), "config.task.time_limit is 0.0, but must be a number > 0"),
         (dict(task__max_length=256), "config.task.max_new_tokens is 256, but must be less than task.max_length (256)"),
-        (dict(algo=algorithms.sft()), "config.algo.name is 'sft' with task.name 'sums', but bots only play games"),
         (dict(agents__all="bot:random"), "config.agents.all is 'bot:random', but must be a policy: tasks have no bots"),
         (dict(opponents__pool_size=2), "config.opponents is set with task.name 'sums'"),
         (dict(curriculum__enabled=True), "config.curriculum.enabled is True with task.name 'sums'"),
