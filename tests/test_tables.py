@@ -108,6 +108,7 @@ def test_as_many_samples_as_the_tokens_allow(lengths, tokens):
     n = records.samples_at(samples, tokens)
     gaps = [abs(sum(lengths[:k]) - tokens) for k in range(1, len(lengths) + 1)]
     assert gaps[n - 1] == min(gaps) and records.cost(samples, n) == (sum(lengths[:n]), n)
+    assert records.cost(samples) == pytest.approx((sum(lengths) / len(lengths), 1)), "one episode, not all samples"
 
 
 def test_damaged_files_are_named_in_one_line(tmp_path):

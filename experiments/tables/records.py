@@ -190,8 +190,8 @@ def success(some: Sequence[Record]) -> dict[str, float]:
 
 
 def cost(some: Sequence[Record], samples: int | None = None) -> Spent:
-    """Return the mean cost of an example, or of its first `samples` episodes."""
-    groups = [group[:samples] for group in by_example(some).values()]
+    """Return the mean cost of an episode, or of an example with `samples` episodes."""
+    groups = [group[:samples] for group in by_example(some).values()] if samples else [[record] for record in some]
     turns = [turn for group in groups for record in group for turn in record["turns"] if turn.get("label") != MEASURING]
     return Spent(sum(turn["tokens"] for turn in turns) / len(groups), len(turns) / len(groups))
 
