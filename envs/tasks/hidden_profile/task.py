@@ -214,8 +214,8 @@ class HiddenProfile(Task):
                 f"{letter} {n}" for letter, n in zip(question["options"], (3, 4, 1, 2, 2, 1), strict=False)
             )
             return (
-                f"{text}Do not write code. Write exactly two lines: the number of different advantages of each "
-                f"{question['topic']}, then {FINAL} and the letter of the one with the most. For example:\n{count}\n"
+                f"{text}Do not write code. Write exactly one line: the number of different advantages of each "
+                f"{question['topic']}, then {FINAL} and the letter of the one with the most. For example:\n{count} "
                 f"{FINAL} {LETTERS[1]}"
             )
         return (

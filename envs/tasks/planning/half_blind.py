@@ -166,8 +166,8 @@ class HalfBlind(Task):
             text += "".join(quoted("You" if who == seat else names[who], said) for who, said in messages.items())
         if answers:
             return (
-                f"{text}Find a way from S to G. Do not write code. Write exactly two lines: the cells (row,column) of "
-                f"the way with the moves between them, then {FINAL} and the list of moves. For example:\n{CELLS}\n"
+                f"{text}Find a way from S to G. Do not write code. Write exactly one line: the cells (row,column) of "
+                f"the way with the moves between them, then {FINAL} and the list of moves. For example:\n{CELLS} "
                 f"{prompts.example(level)}"
             )
         if seat == SCOUT:
