@@ -291,7 +291,12 @@ def test_a_task_has_the_outcome_and_rewards_of_an_episode(name):
     def reply(messages):
         return f"\\boxed{{{len(messages[-1]['content']) % 5}}}\nanswer: {len(messages)}"
 
-    task, paid = make_task(name), {}
+    data = (
+        dict(data=[dict(prompt=f"What is {i} + {i}?") for i in range(40)], rewards=[longer])
+        if name == "dataset"
+        else {}
+    )
+    task, paid = make_task(name, **data), {}
     with TaskEnv(task) as env:
         messages, info = env.reset(seed=0, options={"example": 1})
         over = False
@@ -308,6 +313,10 @@ def test_a_task_has_the_outcome_and_rewards_of_an_episode(name):
     for seat, _, given in ask.replies:
         own[task.roles[seat]] += given.rewards.agent + given.rewards.process
     assert paid == pytest.approx(own)
+
+
+def longer(completion):
+    return len(completion) / 10
 
 
 class Hanging(Task):
