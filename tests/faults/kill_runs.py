@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.marl_jax import tiny_plan, tiny_run, tiny_task
 
-PROGRAM = Path(tiny_task.__file__).with_name("tiny_program.py")
+PROGRAM = Path(tiny_task.__file__).parent / "rollouts" / "host" / "agent_program.py"
 
 
 def get_config(kind: str):
