@@ -210,13 +210,11 @@ class HiddenProfile(Task):
         for messages in history:
             text += "".join(quoted("You" if who == seat else NAMES[who], said) for who, said in messages.items())
         if answers:
-            count = ", ".join(
-                f"{letter} {n}" for letter, n in zip(question["options"], (3, 4, 1, 2, 2, 1), strict=False)
-            )
+            count = ", ".join(f"{letter} n" for letter in question["options"])
             return (
                 f"{text}Do not write code. Write exactly one line: the number of different advantages of each "
-                f"{question['topic']}, then {FINAL} and the letter of the one with the most. For example:\n{count} "
-                f"{FINAL} {LETTERS[1]}"
+                f"{question['topic']}, then {FINAL} and the letter of the one with the most, in this form:\n{count} "
+                f"{FINAL} X"
             )
         return (
             f"{text}Write what the others need to know, in at most {self.message_limit} characters. Do not answer yet."
