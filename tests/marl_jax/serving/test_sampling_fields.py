@@ -66,6 +66,7 @@ def ask(url, **fields):
     return status
 
 
+@pytest.mark.nightly
 def test_one_extreme_field(url, caplog):
     with caplog.at_level(logging.WARNING):
         for name, value in itertools.product(NUMBERS, FLOATS + INTEGERS + OTHERS):
