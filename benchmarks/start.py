@@ -40,7 +40,7 @@ KINDS = {
     "/jax/core/compile/backend_compile_duration": "compile",
 }
 PHASES = (  # (module, function, phase)
-    ("launch", "check", "check the config, import JAX"),
+    ("marl_jax.cli", "prepare", "check the config, import JAX"),
     ("marl_jax.setup", "make", "game, tokenizer, prompts"),
     ("marl_jax.setup.trainer", "at_start", "weights and optimizer"),
     ("marl_jax.setup.trainer", "run_fingerprint", "fingerprint of the run"),
@@ -120,11 +120,11 @@ def measured(argv: list[str]) -> int:
     recorder = Recorder(float(os.environ[STARTED]))
     recorder.phases.append(("start Python", (recorder.started, 0.0), now()))
     with recorder.phase("import launch.py"):
-        import launch
+        from marl_jax import cli
     recorder.wrap(*PHASES[0])
-    start = launch.start
+    start = cli.start
 
-    def with_phases(*args):
+    def with_phases(*args, **more):
         with recorder.phase("import the trainer"):
             import jax.monitoring
 
@@ -132,10 +132,10 @@ def measured(argv: list[str]) -> int:
         for phase in PHASES[1:]:
             recorder.wrap(*phase)
         jax.monitoring.register_event_time_span_listener(recorder.on_program)
-        start(*args)
+        return start(*args, **more)
 
-    launch.start = with_phases
-    status = launch.main(["launch.py", *argv])
+    cli.start = with_phases
+    status = cli.main(["launch.py", *argv])
     recorder.write()
     return status
 

@@ -32,7 +32,10 @@ def values(tree):
     [name for name in TASKS.names() if TASKS.get(name).__module__.startswith("envs") and not TASKS.get(name).serves],
 )
 def test_every_task_keeps_to_the_protocol(name):
-    task = TASKS.get(name)()
+    own = {}
+    if name == "dataset":  # the only task without data of its own
+        own = dict(data=[dict(prompt=f"What is {i} + {i}?") for i in range(40)], rewards=[lambda completion: 1.0])
+    task = TASKS.get(name)(**own)
     parts = {part: task.examples(part) for part in SPLITS}
     assert all(len(examples) and list(examples) == list(task.examples(part)) for part, examples in parts.items())
     assert all(fingerprint_of(examples) for examples in parts.values())

@@ -73,7 +73,7 @@ def test_logprobs_are_those_of_the_sampler(policy):
     [
         (lambda p: p.generate("x" * 64), RunError, "a prompt has 64 tokens, but must have 1 to 63"),
         (lambda p: p.generate(""), RunError, "a prompt has 0 tokens"),
-        (lambda p: p.generate("a", temperature=-1), ValueError, "temperature is -1, but must be >= 0"),
+        (lambda p: p.generate("a", temperature=-1), ValueError, "temperature is -1, but must be 0 or >= 1e-05"),
         (lambda p: p.logprobs("ab", ["a", "b"]), ValueError, "must be a list with one for each completion"),
         (lambda p: marl_jax.load("random:tiny", role="planner"), RunError, "role is 'planner', but must be None"),
         (lambda p: marl_jax.load("no-such-model"), ConfigError, "must be the folder of a run or model, a GGUF file"),

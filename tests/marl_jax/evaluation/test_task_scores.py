@@ -229,7 +229,7 @@ def test_a_run_whose_evaluations_all_fail_says_so_and_has_no_best_checkpoint(tmp
             "games", "distinct", "failed", "failed/too_long",
         }  # fmt: skip
     assert "every episode failed, so there is no success rate. The first error: ChatFull: a chat of" in caplog.text
-    assert "self: 3 of 3 failed (too_long: 3)" in caplog.text
+    assert "3 of 3 failed (too_long: 3)" in caplog.text
     page = (tmp_path / "run" / "report.html").read_text()
     assert "3 of 3 failed (too_long: 3)" in page and "Changes on" not in page
     config.eval.step = "best"

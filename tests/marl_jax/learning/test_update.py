@@ -136,7 +136,7 @@ def test_loss_equals_the_formula_written_out():
     _, metrics = step(algo, rows=rows)
     scores = jax.jit(functools.partial(scoring.score, policy))({**frozen, **trained}, rows)
     first = lambda x: np.asarray(x, np.float64)[:, 0]  # noqa: E731
-    logp, entropy, value = map(first, scores)
+    logp, entropy, value = map(first, scores[:3])
     old, reference, old_value = map(first, (rows.logps, rows.ref_logps, rows.values))
     advantage, target = map(first, (rows.advantages, rows.returns))
     ratio = np.exp(logp - old)
@@ -180,9 +180,9 @@ def watched_parts():
     algo, score, calls = tiny_play.ppo(minibatches=1, grad_accum_steps=4), scoring.score, []
     program = jax.jit(update.make_update(played()[0], SGD, PPO.objective, algo))
 
-    def watched(*given):
+    def watched(*given, **more):
         jax.debug.callback(lambda: calls.append(1))
-        return score(*given)
+        return score(*given, **more)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scoring, "score", watched)

@@ -278,6 +278,8 @@ def check(policy, rows, size=SIZE, **settings):
     alone = apart(rows, skip, TIME, size, width)
     scores, expected = agree(policy, samples, alone, **settings)
     for name, found, wanted in zip(scores._fields, scores, expected, strict=True):
+        if found is None:  # only with a loss toward legal names
+            continue
         for i, row in enumerate(rows):
             for s, (_, answer) in enumerate(prompts_of(row)):
                 mine = np.asarray(found[i])[np.asarray(samples.completion_of[i]) == s]
@@ -387,6 +389,8 @@ def test_candidates_behind_one_prompt(case):
     mask = np.asarray(alone.mask(), bool)
     scores, expected = agree(made, samples, alone)
     for name, found, wanted in zip(scores._fields, scores, expected, strict=True):
+        if found is None:  # only with a loss toward legal names
+            continue
         found = np.asarray(found).reshape(mask.shape)
         np.testing.assert_allclose(found[mask], np.asarray(wanted)[mask], rtol=1e-5, atol=2e-6, err_msg=name)
 
