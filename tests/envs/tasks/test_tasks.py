@@ -33,7 +33,7 @@ def values(tree):
 )
 def test_every_task_keeps_to_the_protocol(name):
     own = {}
-    if name == "dataset":  # the only task without data of its own
+    if name == "dataset":  # the only task without default data
         own = dict(data=[dict(prompt=f"What is {i} + {i}?") for i in range(40)], rewards=[lambda completion: 1.0])
     task = TASKS.get(name)(**own)
     parts = {part: task.examples(part) for part in SPLITS}
