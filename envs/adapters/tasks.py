@@ -53,7 +53,7 @@ class TaskEnv:
 
     An observation is the conversation to continue, a list of `{"role", "content"}` messages, and an action is the reply
     as text. `info["role"]` names who is to reply. If several are, as in a debate, they follow one after the other. A
-    step returns the reward of the role that replied, as far as it is known; `info["rewards"]` has those of all roles.
+    step returns the new reward of the role that replied; `info["rewards"]` has the new rewards of all roles.
     At the end, the observation is empty and `info["outcome"]` is the task's `Outcome`. An episode that an error ends,
     such as a verifier that takes too long, is truncated, with the message in `info["error"]`.
 

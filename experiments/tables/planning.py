@@ -180,7 +180,7 @@ def page(session: Session) -> Page | None:
 
 
 def _before_and_after(session: Session, folder: Path, row: Row) -> tuple[Rate | None, Rate | None]:
-    """Return success before and after training; unfinished runs count as far as they got."""
+    """Return success before and after training; unfinished runs count with their last evaluation."""
     before = session.read(records.evaluation, folder, row.opponent, True)
     rows = session.read(records.evaluations, folder, default=[])
     later = row.learns and any(line["step"] for line in rows)

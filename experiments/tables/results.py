@@ -104,7 +104,7 @@ class Results:
 
     Attributes:
         trials: Trials by group and row.
-        cells: Results by group, row and test, as far as they exist.
+        cells: Existing results by group, row and test.
     """
 
     def __init__(self, session: Session, spec: Spec, groups: Sequence[str] = ()):

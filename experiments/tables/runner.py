@@ -168,7 +168,7 @@ class Session:
         return self.read(run.done, run.place(self.folder), default=False)
 
     def plan(self) -> list[Run]:
-        """Return the runs as far as they are known."""
+        """Return the runs of the table that are known so far, each once."""
         return list({run.name: run for run in self.table.plan(self)}.values())
 
     def fingerprint(self) -> str:
