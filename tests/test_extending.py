@@ -27,6 +27,7 @@ from envs.games.registry import make, make_text
 from envs.tasks import TASKS, scripted
 from marl_jax import cli
 from marl_jax.algorithms import ALGORITHMS
+from marl_jax.api import registering
 from marl_jax.errors import ConfigError
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.samples import from_prompts
@@ -76,6 +77,8 @@ def reachable(folder: Path):
         for registry in REGISTRIES:
             registry.names()
             patch.setattr(registry, "_entries", dict(registry._entries))
+            patch.setattr(registry, "_origins", dict(registry._origins))
+        patch.setattr(registering, "MODULES", dict(registering.MODULES))
         try:
             yield
         finally:

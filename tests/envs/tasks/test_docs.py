@@ -11,6 +11,7 @@ import pytest
 
 from envs.tasks import TASKS, scripted
 from envs.tasks.workflow.draw import draw
+from marl_jax.api import registering
 from marl_jax.schema import flags, validate
 from tests.marl_jax.tiny_host import FakeSampler, make_rollout
 
@@ -39,6 +40,7 @@ def package(tmp_path, monkeypatch):
         (tmp_path / name).write_text(source)
     TASKS.names()
     monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
+    monkeypatch.setattr(registering, "MODULES", dict(registering.MODULES))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(ROOT)
     yield
