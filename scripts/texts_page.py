@@ -24,6 +24,7 @@ FORMS = {
     "plan_path": dict(name="plan_path", size=5, mask_invalid=True, **LEVELS),
     "sokoban, two roles": dict(name="sokoban", roles="two", **LEVELS),
     "sudoku, two roles, local view": dict(name="sudoku", roles="two", view="local", mask_invalid=True, **LEVELS),
+    "pursuit, local view": dict(name="pursuit", view="local"),
 }
 HEAD = f"""# Texts
 

@@ -139,6 +139,11 @@ class Game(abc.ABC):
     # Methods with defaults that fit most games
 
     @property
+    def sides(self) -> tuple[int, ...]:
+        """Side of each seat in a competitive game; seats of the same side win together."""
+        return tuple(range(self.n_players))
+
+    @property
     def seat_names(self) -> tuple[str, ...]:
         """Names of the seats: the roles, or seat_0, seat_1 and so on."""
         return self.roles or tuple(f"seat_{i}" for i in range(self.n_players))

@@ -21,7 +21,7 @@ def new_match(game: Game, contestants: Sequence[SeatedTeam | Bot]) -> Match:
 
 def in_turns(match: Match, games: int) -> np.ndarray:
     """Return the seating of two contestants, int32 [B, P]; see `matches.in_turns`."""
-    return matches.in_turns(games, match.game.n_players, match.n_levels if match.walk else None)
+    return matches.in_turns(games, match.game.sides, match.n_levels if match.walk else None)
 
 
 def repeats(match: Match, played: Played, seating: np.ndarray, temperature: float) -> np.ndarray:
@@ -70,7 +70,7 @@ def match_metrics(
     metrics: dict[str, intervals.Interval] = {}
     if game.competitive:
         seat = np.argmax(seating == 0, axis=1)
-        points = points_of(total.agent, seat)
+        points = points_of(total.agent, seat, game.sides)
         n = len(points)
         if game.stakes:
             payoffs = total.agent[np.arange(n), seat]
@@ -96,14 +96,15 @@ def match_metrics(
     return row
 
 
-def points_of(agent: np.ndarray, seat: np.ndarray) -> np.ndarray:
+def points_of(agent: np.ndarray, seat: np.ndarray, sides: Sequence[int]) -> np.ndarray:
     """Return the points of players: 1 for a win, ½ for a draw.
 
     Args:
         agent: float32 [B, P]. Agent rewards.
         seat: int [B]. Seats of the player.
+        sides: Side of each seat (`Game.sides`).
     """
-    rows = np.arange(len(seat))
-    own = agent[rows, seat]
-    others = np.where(np.arange(agent.shape[1]) == seat[:, None], -np.inf, agent).max(1)
+    of_seat = np.asarray(sides)
+    own = agent[np.arange(len(seat)), seat]
+    others = np.where(of_seat == of_seat[seat][:, None], -np.inf, agent).max(1)
     return np.where(own > others, 1.0, np.where(own == others, 0.5, 0.0))

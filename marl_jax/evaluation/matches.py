@@ -240,19 +240,19 @@ def has_value(policy: Policy) -> bool:
     return policy.critic == "head"
 
 
-def in_turns(games: int, n_players: int, lap: int | None = None) -> np.ndarray:
+def in_turns(games: int, sides: Sequence[int], lap: int | None = None) -> np.ndarray:
     """Return a seating of two contestants, int32 [B, P].
 
-    Contestant 0 takes one seat, in turns, and contestant 1 all others.
+    Contestant 0 takes the seats of one side, in turns, and contestant 1 all others.
 
     Args:
         games: Number of games.
-        n_players: Number of seats.
-        lap: Number of different starts. When they repeat, contestant 0 moves on by one seat at each start.
+        sides: Side of each seat (`Game.sides`).
+        lap: Number of different starts. When they repeat, contestant 0 moves on by one side at each start.
     """
     lap = lap or games
-    seat = (np.arange(games) % lap + np.arange(games) // lap)[:, None] % n_players
-    return np.where(np.arange(n_players)[None] == seat, 0, 1).astype(np.int32)
+    side = (np.arange(games) % lap + np.arange(games) // lap)[:, None] % (max(sides) + 1)
+    return np.where(np.asarray(sides) == side, 0, 1).astype(np.int32)
 
 
 def alone(games: int, n_players: int) -> np.ndarray:

@@ -61,7 +61,7 @@ def round_robin(
                 played = jax.device_get(match((a.weights, b.weights), seating, key, temperature))
             distinct[i, j] = distinct[j, i] = len(np.unique(repeats(match, played, seating, temperature)))
             if game.competitive:
-                points = points_of(played.total.agent, np.argmax(seating == 0, axis=1)).mean()
+                points = points_of(played.total.agent, np.argmax(seating == 0, axis=1), game.sides).mean()
                 table[i, j], table[j, i] = points, 1 - points
             else:
                 table[i, j] = table[j, i] = (played.total.team + played.total.agent.mean(1)).mean()

@@ -100,8 +100,10 @@ class GameTable:
     def result(self) -> list[str]:
         """Return sentences that describe how the game ended."""
         if self.game.competitive:
-            total, best = self.total_reward, int(np.argmax(self.total_reward))
-            return ["A draw." if (total == total[best]).all() else f"{self.seat_label(best)} wins."]
+            winners = np.flatnonzero(self.total_reward == self.total_reward.max())
+            if len(winners) == self.game.n_players:
+                return ["A draw."]
+            return [" and ".join(map(self.seat_label, winners)) + (" wins." if len(winners) == 1 else " win.")]
         lines = []
         if self.game.solvable:
             lines.append("Solved." if bool(self.game.success(self.state)) else "Not solved.")

@@ -246,10 +246,10 @@ class GameRollout:
         action = self.team.playable(decision.action, seen.legal, other_keys)
         failed = (decision.action < 0) & (seen.policy >= 0)
         action = self.seating.bot_actions(seen.view, seen.seat, other_keys, action)
-        policy, given = seen.policy, decision
+        policy, given, sides = seen.policy, decision, jnp.asarray(self.game.sides)
         for bot, rows in () if self.opponents is None else self.opponents.sections.slices():
             part, part_inputs = jax.tree.map(lambda x, r=rows: x[r], (seen, inputs))
-            opposite = (part.seat != games.seat[rows]) & (self.seating.policy(part.seat) >= 0)
+            opposite = (sides[part.seat] != sides[games.seat[rows]]) & (self.seating.policy(part.seat) >= 0)
             if bot is None:
                 other, conversations = context.act_opposite(
                     opponent, conversations, part_inputs, part, rows.start, act_keys[rows]

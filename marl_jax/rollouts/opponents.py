@@ -97,12 +97,14 @@ class Opponents:
         pool_size: Size of the pool, M; 0 for no pool.
         snapshot_every: Number of steps between two snapshots.
         prioritized: Whether opponents are chosen by win rate; otherwise uniformly.
+        sides: Side of each seat (`Game.sides`). The learner has the seats of one side, the opponent all others.
     """
 
     sections: Sections
     pool_size: int = 0
     snapshot_every: int = 1
     prioritized: bool = True
+    sides: tuple[int, ...] = (0, 1)
 
     def new_pool(self, team: Team, params: dict) -> OpponentPool | None:
         """Return a pool that contains the current parameters, at step 0."""
@@ -127,7 +129,7 @@ class Opponents:
         """Record the results of games against the opponent in the slot `place`."""
         if not self.sections.historical:
             return pool
-        return record(pool, place, *results(finished, self.sections.slices()[0][1]))
+        return record(pool, place, *results(finished, self.sections.slices()[0][1], self.sides))
 
     def metrics(self, finished: Finished) -> dict[str, jax.Array]:
         """Compute the learner's share of the points against each opponent."""
@@ -135,7 +137,7 @@ class Opponents:
         for bot, rows in self.sections.slices():
             name = "historical" if bot is None else f"bot_{bots}"
             bots += bot is not None
-            points, games = results(finished, rows)
+            points, games = results(finished, rows, self.sides)
             metrics[f"versus/{name}"] = points / jnp.maximum(games, 1)
         return metrics
 
@@ -183,7 +185,7 @@ def record(pool: OpponentPool, place: jax.Array, points: jax.Array, games: jax.A
     )
 
 
-def results(finished: Finished, rows: slice) -> tuple[jax.Array, jax.Array]:
+def results(finished: Finished, rows: slice, sides: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     """Return the points of the learner and the number of games in some rows.
 
     The learner wins by earning more than every opponent, and a draw is half a point. A game that continues from one
@@ -192,8 +194,8 @@ def results(finished: Finished, rows: slice) -> tuple[jax.Array, jax.Array]:
     """
     section = jax.tree.map(lambda x: x[:, rows], finished)
     agent = section.total.agent
-    seats = np.arange(agent.shape[-1])
+    own_side = jnp.asarray(sides)[section.seat]
     own = jnp.take_along_axis(agent, section.seat[..., None], axis=-1)[..., 0]
-    others = jnp.max(jnp.where(seats == section.seat[..., None], -jnp.inf, agent), axis=-1)
+    others = jnp.max(jnp.where(np.asarray(sides) == own_side[..., None], -jnp.inf, agent), axis=-1)
     points = jnp.where(own > others, 1.0, jnp.where(own == others, 0.5, 0.0))
     return jnp.sum(points * section.ended), jnp.sum(section.ended)

@@ -342,6 +342,31 @@ class HanabiReader(Reader):
         super().expect(observation)
 
 
+class Pursuit(Reader):
+    """Places of the figures, and the grid that follows from them; the reader knows how far a pursuer sees."""
+
+    def update(self, event):
+        """Who, action, place, in the local view the evader's place (0 if it is not given), rounds left."""
+        who, _, place, *sight, left = event
+        cells = self.game.height * self.game.width
+        places = self.known[-4:-1]
+        places[self.seat if who == 0 else who - 1] = place
+        if sight and sight[0]:
+            places[2] = sight[0] - 1
+        self.known[-1] = left
+        if len(self.known) > 4:
+            self.known[:-4] = [self.content(cell, places) for cell in range(cells)]
+
+    def content(self, cell, places):
+        """0 nothing, 1 and 2 a pursuer, 3 both, 4 the evader, 5 the evader when it is caught, 6 out of sight."""
+        if self.game.view == "local" and self.seat < 2 and cell != places[1 - self.seat]:
+            here, there = divmod(cell, self.game.width), divmod(places[self.seat], self.game.width)
+            if max(abs(a - b) for a, b in zip(here, there, strict=True)) > self.game.radius:
+                return 6
+        pursuers = (places[0] == cell) + 2 * (places[1] == cell)
+        return (5 if pursuers else 4) if places[2] == cell else pursuers
+
+
 READERS = {
     "tic_tac_toe": TicTacToe,
     "connect_four": ConnectFour,
@@ -351,4 +376,5 @@ READERS = {
     "sokoban": Sokoban,
     "sudoku": Sudoku,
     "hanabi": HanabiReader,
+    "pursuit": Pursuit,
 }

@@ -31,6 +31,7 @@ OWN_BOTS = {
     "plan_path": ("solver",),
     "sokoban": ("solver",),
     "sudoku": ("solver",),
+    "pursuit": ("solver",),
 }
 
 

@@ -39,7 +39,7 @@ def result(agent):
 
 
 def test_metrics_are_those_of_contestant_zero_in_whatever_seat():
-    seating = np.asarray(matches.in_turns(4, 2))
+    seating = np.asarray(matches.in_turns(4, (0, 1)))
     np.testing.assert_array_equal(seating, [[0, 1], [1, 0], [0, 1], [1, 0]])
     row = match_results.match_metrics(GAME, result([[1, -1], [1, -1], [0, 0], [-1, 1]]), seating, 0.95)
     assert (row["win_rate"], row["draw_rate"], row["loss_rate"]) == (0.5, 0.25, 0.25)
@@ -52,7 +52,7 @@ def test_metrics_are_those_of_contestant_zero_in_whatever_seat():
 
 
 def test_minimax_never_loses_and_mostly_beats_random():
-    seating = matches.in_turns(200, 2)
+    seating = matches.in_turns(200, (0, 1))
     played = Match(GAME, (MinimaxBot(), UniformBot(GAME)))((None, None), seating, jax.random.key(0), 0.0)
     row = match_results.match_metrics(GAME, played, np.asarray(seating), 0.95)
     assert row["loss_rate"] == 0 and row["win_rate"] > 0.8
@@ -92,7 +92,7 @@ def player():
 def test_a_greedy_policy_plays_the_same_game_twice_and_it_can_be_written_out(player):
     trained = weights_of(player)
     match = Match(GAME, (player, UniformBot(GAME)))
-    seating, key = matches.in_turns(4, 2), jax.random.key(3)
+    seating, key = matches.in_turns(4, (0, 1)), jax.random.key(3)
     played, again = (match((trained, None), seating, key, 0.0) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, played, again)
 
@@ -110,7 +110,7 @@ def test_a_greedy_policy_plays_the_same_game_twice_and_it_can_be_written_out(pla
 def test_values_are_what_the_critic_says_of_the_prompt(player):
     """Values equal those of a forward pass over the prompts; bots have none."""
     trained, policy = weights_of(player), player.team.backbones[0].policy
-    seating, key = matches.in_turns(2, 2), jax.random.key(3)
+    seating, key = matches.in_turns(2, (0, 1)), jax.random.key(3)
     match = Match(GAME, (player, UniformBot(GAME)), values=True)
     played = match((trained, None), seating, key, 0.0)
     games = records.write_out(match, played, seating, key, ["tiny", "random"], "eval")
@@ -200,7 +200,7 @@ def test_an_answer_that_names_no_move_is_reported(player):
     free = seated(tiny_play.policy(free=3), tiny_play.prompt())
     trained = weights_of(free)
     match = Match(GAME, (free, UniformBot(GAME)))
-    seating, key = matches.in_turns(4, 2), jax.random.key(0)
+    seating, key = matches.in_turns(4, (0, 1)), jax.random.key(0)
     played = jax.device_get(match((trained, None), seating, key, 0.0))
     told = 0
     for game in records.write_out(match, played, seating, key, ["tiny", "random"], "eval"):
@@ -354,8 +354,8 @@ def test_a_cooperative_table_of_real_games():
     table, distinct = round_robin.round_robin(game, both, 16, jax.random.key(0), 0.0)
     np.testing.assert_array_equal(distinct, [[8, 16], [16, 8]])  # 8 levels, with each other in both seats
     assert table[0, 1] == table[1, 0] and len(np.unique(table)) == 3
-    np.testing.assert_array_equal(np.argmin(matches.in_turns(8, 2, lap=4), axis=1), [0, 1, 0, 1, 1, 0, 1, 0])
-    np.testing.assert_array_equal(np.argmin(matches.in_turns(6, 2, lap=3), axis=1), [0, 1, 0, 1, 0, 1])
+    np.testing.assert_array_equal(np.argmin(matches.in_turns(8, (0, 1), lap=4), axis=1), [0, 1, 0, 1, 1, 0, 1, 0])
+    np.testing.assert_array_equal(np.argmin(matches.in_turns(6, (0, 1), lap=3), axis=1), [0, 1, 0, 1, 0, 1])
 
 
 def test_only_the_first_process_writes_and_someone_must_be_played(monkeypatch, tmp_path, caplog):

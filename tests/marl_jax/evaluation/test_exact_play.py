@@ -100,7 +100,7 @@ def test_every_evaluation_has_the_row_and_the_report_shows_it():
 
 def test_payoffs_are_reported_where_games_have_stakes():
     game = setups.make(config_of("kuhn")).game
-    seating = np.asarray(matches.in_turns(4, 2))
+    seating = np.asarray(matches.in_turns(4, (0, 1)))
     row = match_results.match_metrics(game, result([[2, -2], [1, -1], [-1, 1], [2, -2]]), seating, 0.95)
     assert row["payoff"] == pytest.approx((2 - 1 - 1 - 2) / 4)
     assert row["payoff_low"] < row["payoff"] < row["payoff_high"]

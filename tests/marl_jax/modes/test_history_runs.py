@@ -49,7 +49,7 @@ def greedy_match():
     """Play greedy games against a random bot and return (match, played, seating, key)."""
     seated, weights = team()
     match, key = Match(GAME, (seated, make_bot(GAME, "random"))), jax.random.key(3)
-    seating = matches.in_turns(8, 2)
+    seating = matches.in_turns(8, (0, 1))
     return match, jax.device_get(match((weights, None), seating, key, temperature=0.0)), np.asarray(seating), key
 
 

@@ -229,7 +229,7 @@ def test_sections_have_the_right_opponents():
     assert (who[:, 8:][opposite[:, 8:]] == -1).all() and (weights[:, 8:][opposite[:, 8:]] == 0).all()
     assert (who[:, 8:][~opposite[:, 8:] & first_game[:, 8:]] == 0).all()
     assert (weights[:, 8:][~opposite[:, 8:] & first_game[:, 8:]] == 1).all() and (weights[:, :8] == 1).all()
-    points, count = results(finished, slice(12, 16))
+    points, count = results(finished, slice(12, 16), (0, 1))
     assert 0 <= float(points) <= 0.5 * float(count)  # nobody beats minimax
     # Only the rows of its section depend on the historical opponent.
     same, _, _ = run(roll, params, start, snapshot=roll.team.snapshot(params))
@@ -291,7 +291,7 @@ def test_games_against_a_historical_opponent_count_however_long_they_are():
     play, state, counted, ended = jax.jit(roll.run), roll.init(jax.random.key(0), params), 0, 0
     for i in range(4):
         _, state, finished = play(params, state, jax.random.key(i))
-        counted += int(results(finished, roll.opponents.sections.slices()[0][1])[1])
+        counted += int(results(finished, roll.opponents.sections.slices()[0][1], (0, 1))[1])
         ended += int(finished.ended[:, 1:].sum())
     assert counted == ended > 63
     assert 0 < float(state.pool.games[0]) < ended  # recorded in the pool, where older results fade

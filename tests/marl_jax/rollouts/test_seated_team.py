@@ -65,7 +65,7 @@ def play(judge, other, moves: int) -> dict[str, float]:
     """Return the metrics of best-of-K play over 64 games."""
     team, weights = judge
     seated = SeatedTeam(team, tiny_play.seating(0, 0), best_of=BestOf(moves) if moves > 1 else None)
-    seating = matches.in_turns(64, 2)
+    seating = matches.in_turns(64, (0, 1))
     played = Match(GAME, (seated, other))((weights, None), seating, jax.random.key(0), 0.0)
     assert played.action.shape == (9, 64) and not np.any(played.failed)
     asked = np.asarray(played.completion_length) > 0

@@ -64,7 +64,7 @@ def test_a_remote_bot_plays_as_the_same_bot_here(game):
     sampler = Parrot(first_free)
     with endpoint(sampler) as (url, _):
         bot = RemoteBot(game, make_text(game), RemoteModel.parse(f"{url}/v1#one"), temperature=1.0)
-        seating, key = matches.in_turns(6, 2), jax.random.key(3)
+        seating, key = matches.in_turns(6, (0, 1)), jax.random.key(3)
         played = Match(game, (bot, UniformBot(game)))((None, None), seating, key)
         expected = Match(game, (First(game), UniformBot(game)))((None, None), seating, key)
         np.testing.assert_array_equal(played.action, expected.action)
