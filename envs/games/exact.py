@@ -191,6 +191,21 @@ def exploitability(tree: GameTree, policy: np.ndarray) -> float:
     return nash_conv(tree, policy) / tree.game.n_players
 
 
+def mixture(tree: GameTree, policies: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the policy that plays like one of several, drawn once per game: float64 [I, A].
+
+    In an information set, a policy counts in proportion to the probability that its own moves lead there. Information
+    sets that no policy reaches are uniform.
+
+    Args:
+        tree: Tree of the game.
+        policies: float64 [K, I, A].
+        weights: float64 [P, K]. Probability of each policy, for each seat.
+    """
+    reach = np.stack([_own_reach(tree, policy) for policy in policies])
+    return _normalized(tree, np.einsum("ki,kia->ia", weights.T[:, tree.seat] * reach, policies))
+
+
 def solve(tree: GameTree, iterations: int) -> np.ndarray:
     """Approximate an equilibrium of a two-player zero-sum game with CFR+: float64 [I, A].
 
@@ -199,23 +214,22 @@ def solve(tree: GameTree, iterations: int) -> np.ndarray:
     regrets, total = np.zeros(tree.legal.shape), np.zeros(tree.legal.shape)
     for iteration in range(1, iterations + 1):
         for seat in range(tree.game.n_players):
-            policy = _matching(tree, regrets)
+            policy = _normalized(tree, regrets)
             values, reach = _values(tree, policy)[:, seat], _reach(tree, policy, without=seat)
             for nodes in tree.moving:
                 nodes = nodes[tree.seat[tree.information[nodes]] == seat]
                 gain = _of_children(tree, values, nodes) - values[nodes, None]
                 np.add.at(regrets, tree.information[nodes], reach[nodes, None] * gain)
             regrets = np.where(tree.legal, np.maximum(regrets, 0.0), 0.0)
-        policy = _matching(tree, regrets)
+        policy = _normalized(tree, regrets)
         total += iteration * _own_reach(tree, policy)[:, None] * policy
-    weight = total.sum(1, keepdims=True)
-    return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), tree.uniform())
+    return _normalized(tree, total)
 
 
-def _matching(tree: GameTree, regrets: np.ndarray) -> np.ndarray:
-    """Return probabilities proportional to positive regrets, or uniform if there are none."""
-    weight = regrets.sum(1, keepdims=True)
-    return np.where(weight > 0, regrets / np.where(weight > 0, weight, 1.0), tree.uniform())
+def _normalized(tree: GameTree, weights: np.ndarray) -> np.ndarray:
+    """Return probabilities proportional to weights [I, A], or uniform if all are 0."""
+    total = weights.sum(1, keepdims=True)
+    return np.where(total > 0, weights / np.where(total > 0, total, 1.0), tree.uniform())
 
 
 def _of_children(tree: GameTree, values: np.ndarray, nodes: np.ndarray) -> np.ndarray:
