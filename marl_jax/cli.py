@@ -36,6 +36,7 @@ MODES = {  # mode: function and its arguments
     "eval": ("marl_jax.modes.evaluate:main", ("config", "workdir")),
     "play": ("marl_jax.modes.play:main", ("config", "workdir")),
     "report": ("marl_jax.modes.report:main", ("workdir",)),
+    "rank": ("marl_jax.modes.rank:main", ("workdir",)),
     "serve": ("marl_jax.modes.serve:main", ("config", "workdir")),
     "label": ("marl_jax.modes.label:main", ("config", "workdir")),
     "serve_reward": ("marl_jax.modes.serve_reward:main", ("config", "workdir")),
@@ -138,7 +139,7 @@ def prepare(config: ConfigDict, mode: str, workdir: Path, cache: str) -> ConfigD
         workdir: Folder of the run.
         cache: Folder of the compilation cache, or "off".
     """
-    if mode != "report":
+    if mode not in flags.OVER_RUNS:
         from marl_jax.schema import validate  # imported here because the registry of games imports JAX
 
         validate.check(config, mode, workdir)

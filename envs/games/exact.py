@@ -192,7 +192,7 @@ def exploitability(tree: GameTree, policy: np.ndarray) -> float:
 
 
 def mixture(tree: GameTree, policies: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the policy that plays like one of several, drawn once per game: float64 [I, A].
+    """Return the policy that draws one of several for each game: float64 [I, A].
 
     In an information set, a policy counts in proportion to the probability that its own moves lead there. Information
     sets that no policy reaches are uniform.

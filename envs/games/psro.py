@@ -102,7 +102,7 @@ def _with_newest(tree: GameTree, payoffs: np.ndarray, policies: list[np.ndarray]
 
 
 def _gain(tree: GameTree, policy: np.ndarray, mixture: np.ndarray) -> float:
-    """Return the gain of a policy over a mixture that plays itself, summed over the seats."""
+    """Return what a policy gains against a mixture, summed over the seats."""
     first = exact.expected_returns(tree, seated(tree, policy, mixture))[0]
     second = exact.expected_returns(tree, seated(tree, mixture, policy))[1]
     return float(first + second - exact.expected_returns(tree, mixture).sum())

@@ -89,36 +89,66 @@ def elo(scores, games, prior_games: float = 1.0, mean: float = 1000.0) -> np.nda
     """Compute Elo ratings by maximum likelihood (Bradley-Terry; a draw counts ½).
 
     Args:
-        scores: [n, n]. Points of row against column.
+        scores: [..., n, n]. Points of row against column.
         games: [n, n]. Number of games between row and column; symmetric.
         prior_games: Number of virtual draws against an average player, which keep all ratings finite.
         mean: Mean rating.
 
     Returns:
-        Ratings [n]. A difference of 400 points means ten wins to one.
+        Ratings [..., n]. A difference of 400 points means ten wins to one.
     """
     scores, games = np.asarray(scores, float), np.asarray(games, float)
     n = len(games)
-    if scores.shape != (n, n) or games.shape != (n, n):
+    if scores.shape[-2:] != (n, n) or games.shape != (n, n):
         raise ValueError(
             f"scores have shape {scores.shape} and games {games.shape}, but must have the same square shape"
         )
-    if not np.allclose(games, games.T) or not np.allclose(scores + scores.T, games):
+    if not np.allclose(games, games.T) or not np.allclose(scores + np.swapaxes(scores, -1, -2), games):
         raise ValueError("scores[i, j] + scores[j, i] must equal games[i, j], and games must be symmetric")
-    games, scores = games.copy(), scores.copy()
-    np.fill_diagonal(games, 0.0)
-    np.fill_diagonal(scores, 0.0)
-    won = scores.sum(1) + prior_games / 2
-    strength = np.ones(n)
-    for _ in range(10_000):  # MM algorithm: every step increases the likelihood
-        pairs = games / (strength[:, None] + strength[None, :])
-        new = won / (pairs.sum(1) + prior_games / (strength + 1.0))
-        done = np.abs(np.log(new / strength)).max() < 1e-10
-        strength = new
-        if done:
+    others = ~np.eye(n, dtype=bool)
+    games, won = games * others, (scores * others).sum(-1) + prior_games / 2
+    strength = np.zeros(won.shape)  # logarithm, in nats; virtual opponents have 0
+    for _ in range(200):  # Newton's method, in steps of at most 1
+        expected = 1 / (1 + np.exp(strength[..., None, :] - strength[..., :, None]))
+        drawn = 1 / (1 + np.exp(-strength))
+        gradient = won - (games * expected).sum(-1) - prior_games * drawn
+        curvature = games * expected * (1 - expected)
+        diagonal = curvature.sum(-1) + prior_games * drawn * (1 - drawn)
+        step = np.linalg.solve(diagonal[..., None] * np.eye(n) - curvature, gradient[..., None])[..., 0]
+        largest = np.abs(step).max(-1, keepdims=True)
+        strength = strength + step / np.maximum(largest, 1.0)
+        if largest.max() < 1e-10:
             break
-    ratings = 400 * np.log10(strength)
-    return ratings - ratings.mean() + mean
+    ratings = 400 / np.log(10) * strength
+    return ratings - ratings.mean(-1, keepdims=True) + mean
+
+
+def elo_intervals(
+    points, draws, games, confidence: float = 0.95, resamples: int = 500, seed: int = 0
+) -> list[Interval]:
+    """Compute Elo ratings with bootstrap intervals over the games of every pair.
+
+    Args:
+        points: [n, n]. Mean points of row against column.
+        draws: [n, n]. Share of draws; symmetric.
+        games: [n, n]. Number of distinct games; symmetric.
+        confidence: Confidence level.
+        resamples: Number of bootstrap samples.
+        seed: Random seed.
+    """
+    points, draws, games = (np.asarray(x, float) for x in (points, draws, games))
+    n, rng = len(games), np.random.default_rng(seed)
+    scores = np.zeros((resamples, n, n))
+    for i, j in zip(*np.triu_indices(n, 1), strict=True):
+        won, lost = points[i, j] - draws[i, j] / 2, points[j, i] - draws[i, j] / 2
+        share = np.clip([won, draws[i, j], lost], 0.0, 1.0)
+        drawn = rng.multinomial(int(games[i, j]), share / share.sum(), size=resamples)
+        scores[:, i, j] = drawn @ [1.0, 0.5, 0.0]
+        scores[:, j, i] = games[i, j] - scores[:, i, j]
+    tail = (1 - confidence) / 2
+    others = games * ~np.eye(n, dtype=bool)
+    low, high = np.quantile(elo(scores, others), [tail, 1 - tail], axis=0)
+    return [Interval(*map(float, ends)) for ends in zip(elo(points * others, others), low, high, strict=True)]
 
 
 def _z(confidence: float) -> float:

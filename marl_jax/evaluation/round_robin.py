@@ -1,14 +1,15 @@
-"""Round-robin matches with Elo ratings or cross-play scores."""
+"""Round-robin matches with Elo ratings and the Nash average, or cross-play scores."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from envs.games.equilibria import nash_average
 from envs.games.game import Game
 from marl_jax.evaluation import intervals, matches
 from marl_jax.evaluation.contestants import Contestant
@@ -23,32 +24,47 @@ log = logging.getLogger(__name__)
 def everyone(setup: GameSetup, contestants: list[Contestant]) -> dict[str, Any]:
     """Play all pairs of contestants on held-out levels and summarize the results."""
     c, game = setup.config.eval, setup.game.held_out()
-    table, distinct = round_robin(game, contestants, c.games, jax.random.key(c.seed), c.temperature)
+    table = round_robin(game, contestants, c.games, jax.random.key(c.seed), c.temperature)
     names = [contestant.name for contestant in contestants]
-    result: dict[str, Any] = {"names": names, "matrix": table.tolist(), "distinct": distinct.astype(int).tolist()}
+    result: dict[str, Any] = {
+        "names": names,
+        "matrix": table.points.tolist(),
+        "distinct": table.distinct.astype(int).tolist(),
+    }
     if game.competitive:
-        result["elo"] = dict(zip(names, ratings(table, distinct).tolist(), strict=True))
+        for column, values in ratings(table, c.confidence).items():
+            result[column] = dict(zip(names, values, strict=True))
     else:
         trained = [i for i, contestant in enumerate(contestants) if contestant.weights is not None]
-        result["cross_play"] = cross_play(table[np.ix_(trained, trained)])
+        result["cross_play"] = cross_play(table.points[np.ix_(trained, trained)])
     width = max(map(len, names))
     for i, name in enumerate(names):
-        log.info("%*s  %s", width, name, " ".join(f"{x:6.3f}" for x in table[i]))
+        log.info("%*s  %s", width, name, " ".join(f"{x:6.3f}" for x in table.points[i]))
     log.info("%s", result.get("elo") or result.get("cross_play"))
     return result
 
 
+class RoundRobin(NamedTuple):
+    """Results of a round robin of n contestants.
+
+    Attributes:
+        points: float [n, n]. Mean points of row against column in a competitive game, with ½ on the diagonal, or mean
+            score of row and column together in a cooperative one.
+        draws: float [n, n]. Share of draws in a competitive game.
+        distinct: float [n, n]. Number of distinct games (see `repeats`).
+    """
+
+    points: np.ndarray
+    draws: np.ndarray
+    distinct: np.ndarray
+
+
 def round_robin(
     game: Game, contestants: Sequence[Contestant], games: int, key: jax.Array, temperature: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Play all pairs of contestants.
-
-    Returns:
-        Mean points of row against column in a competitive game, with ½ on the diagonal, or mean score of row and column
-        together in a cooperative one, [n, n]; and the number of distinct games, [n, n] (see `repeats`).
-    """
+) -> RoundRobin:
+    """Play all pairs of contestants."""
     n = len(contestants)
-    table, distinct = np.full((n, n), 0.5), np.zeros((n, n))
+    table, draws, distinct = np.full((n, n), 0.5), np.zeros((n, n)), np.zeros((n, n))
     programs: dict[tuple, Match] = {}
     for i, a in enumerate(contestants):
         for j, b in enumerate(contestants):
@@ -61,16 +77,31 @@ def round_robin(
                 played = jax.device_get(match((a.weights, b.weights), seating, key, temperature))
             distinct[i, j] = distinct[j, i] = len(np.unique(repeats(match, played, seating, temperature)))
             if game.competitive:
-                points = points_of(played.total.agent, np.argmax(seating == 0, axis=1), game.sides).mean()
-                table[i, j], table[j, i] = points, 1 - points
+                points = points_of(played.total.agent, np.argmax(seating == 0, axis=1), game.sides)
+                table[i, j], table[j, i] = points.mean(), 1 - points.mean()
+                draws[i, j] = draws[j, i] = (points == 0.5).mean()
             else:
                 table[i, j] = table[j, i] = (played.total.team + played.total.agent.mean(1)).mean()
-    return table, distinct
+    return RoundRobin(table, draws, distinct)
 
 
-def ratings(table: np.ndarray, games: np.ndarray) -> np.ndarray:
-    """Compute Elo ratings [n] from mean points and numbers of games, both [n, n]."""
-    return intervals.elo(table * games, games)
+def ratings(table: RoundRobin, confidence: float = 0.95) -> dict[str, list[float]]:
+    """Rate the contestants of a competitive game.
+
+    Elo assumes that strength is a number, and rates contestants by the others that happen to play. The Nash average is
+    the expected points above ½ against the strongest mixture of contestants, whose members have a share > 0 in it.
+
+    Returns:
+        Columns `elo`, `elo_low`, `elo_high`, `nash_average` and `nash_share`, each with one value per contestant.
+    """
+    elo = intervals.elo_intervals(*table, confidence)
+    share, average = nash_average(table.points - 0.5)
+    columns = ("elo", "elo_low", "elo_high")
+    return {
+        **{column: list(values) for column, values in zip(columns, zip(*elo, strict=True), strict=True)},
+        "nash_average": average.tolist(),
+        "nash_share": share.tolist(),
+    }
 
 
 def cross_play(table: np.ndarray) -> dict[str, float]:

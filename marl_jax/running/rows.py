@@ -86,13 +86,14 @@ def is_matches(table: Any) -> bool:
         return False
     if "matrix" not in table:
         return True
-    names, elo, cross = table.get("names"), table.get("elo"), table.get("cross_play")
+    names, elo, cross = table.get("names"), "elo" in table, table.get("cross_play")
+    rated = [table.get(column) for column in ("elo", "elo_low", "elo_high", "nash_average", "nash_share")]
     return (
         _are(names, lambda x: isinstance(x, str))
         and _are(table["matrix"], lambda row: _are(row, lambda x: x is None or is_number(x)) and len(row) == len(names))
         and len(table["matrix"]) == len(names)
         and "step" in table
-        and (not elo or (isinstance(elo, dict) and all(is_number(elo.get(name)) for name in names)))
+        and (not elo or all(isinstance(of, dict) and all(is_number(of.get(name)) for name in names) for of in rated))
         and (not cross or (isinstance(cross, dict) and all(map(is_number, cross.values()))))
     )
 

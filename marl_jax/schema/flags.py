@@ -33,6 +33,7 @@ from registries import describe_failure, did_you_mean, load_plugins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXPERIMENTS = REPOSITORY / "experiments"
+OVER_RUNS = ("report", "rank")  # modes of existing runs, one or several
 ALONE = ("serve",)
 """Modes that need neither --config nor --workdir."""
 OVERRIDE = re.compile(r"--?(no)?config\.([^=]*)(?:=(.*))?$", re.DOTALL)
@@ -102,18 +103,18 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
         words = [wrong_word(arg, modes) for arg in argv[1:] if not arg.startswith("-")]
         raise ConfigError(words or ["--config=experiments/NAME.py or the --workdir of an existing run is required"])
     path, _, variant = (place or "").partition(":")
-    if alone or place is None and mode == "report" and saved.runs_in(workdir or ""):
+    if alone or place is None and mode in OVER_RUNS and saved.runs_in(workdir or ""):
         base = default_config()  # a comparison reads the configs of its runs
     elif place is None:
         assert workdir is not None
         # A report needs an existing run; the other modes can start from a config.
-        hint = "" if mode == "report" else "; pass --config=experiments/NAME.py"
+        hint = "" if mode in OVER_RUNS else "; pass --config=experiments/NAME.py"
         base = saved.read(Path(workdir).expanduser(), hint)
     else:
         base = load_experiment(path, variant or None)
 
     argv = import_plugins(base, argv)
-    if place is None and mode != "report":  # the file may have been edited; an experiment is checked later
+    if place is None and mode not in OVER_RUNS:  # the file may have been edited; an experiment is checked later
         from marl_jax.schema import validate  # imported here because the registries import JAX
 
         validate.check_fields(base)

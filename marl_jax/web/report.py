@@ -17,6 +17,7 @@ from marl_jax.running.metric_help import EVALUATION
 from marl_jax.web import completion_changes
 from marl_jax.web.charts import Mark, Series, chart, label, legend
 from marl_jax.web.markup import chart_card, figure, interval, metric_title, page, table, text, tiles
+from marl_jax.web.ranking import elo_text
 
 FIRST = ("success", "reward", "return", "draws", "game_length", "entropy", "kl", "explained_variance", "loss",
          "policy_loss", "value_loss", "grad_norm")  # fmt: skip
@@ -204,8 +205,9 @@ def _everyone(matches: Mapping) -> Iterator[str]:
     for i, name in enumerate(names):
         values = enumerate(matches["matrix"][i])
         cells = ["–" if value is None or (elo and i == j) else label(value) for j, value in values]
-        rows.append([text(name), *cells, *([f"{elo[name]:.0f}"] if elo else [])])
-    yield table(["", *map(text, names), *(["Elo"] if elo else [])], rows)
+        nash = [label(matches["nash_average"][name]), label(matches["nash_share"][name])] if elo else []
+        rows.append([text(name), *cells, *([elo_text(matches, name)] if elo else []), *nash])
+    yield table(["", *map(text, names), *(["Elo", "Nash average", "Nash share"] if elo else [])], rows)
     if cross_play:
         yield "<p>" + ", ".join(f"{text(k.replace('_', ' '))} {label(v)}" for k, v in cross_play.items()) + "</p>"
 

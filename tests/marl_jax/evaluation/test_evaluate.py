@@ -136,11 +136,40 @@ def test_temperature_decides_between_the_likeliest_and_a_draw(player):
 
 def test_everyone_against_everyone_and_elo():
     both = [contestants.Contestant("minimax", MinimaxBot()), contestants.Contestant("random", UniformBot(GAME))]
-    table, distinct = round_robin.round_robin(GAME, both, 100, jax.random.key(0), 0.0)
-    assert distinct[0, 1] == 100 and distinct[0, 0] == 0
+    played = round_robin.round_robin(GAME, both, 100, jax.random.key(0), 0.0)
+    table, draws, distinct = played
+    assert distinct[0, 1] == 100 and distinct[0, 0] == 0 and 0 <= draws[0, 1] < 0.3
     assert table[0, 1] > 0.85 and table[0, 1] + table[1, 0] == pytest.approx(1) and table[0, 0] == 0.5
-    strong, weak = round_robin.ratings(table, distinct)
+    rated = round_robin.ratings(played)
+    strong, weak = rated["elo"]
     assert strong > weak + 200 and strong + weak == pytest.approx(2000)
+    assert rated["elo_low"][0] < strong < rated["elo_high"][0]
+    assert rated["nash_share"] == pytest.approx([1, 0]) and rated["nash_average"] == pytest.approx(
+        [0, table[1, 0] - 0.5]
+    )
+
+
+def rated(points, games=100):
+    """Ratings of contestants with these points against each other, without draws."""
+    games = games * (1 - np.eye(len(points)))
+    return round_robin.ratings(round_robin.RoundRobin(np.asarray(points), 0 * games, games))
+
+
+def test_rock_paper_and_scissors_are_equal_whatever_the_rating():
+    points = 0.5 + np.array([[0, 0.5, -0.5], [-0.5, 0, 0.5], [0.5, -0.5, 0]])
+    columns = rated(points)
+    assert columns["elo"] == pytest.approx([1000] * 3)
+    assert columns["nash_average"] == pytest.approx([0] * 3) and columns["nash_share"] == pytest.approx([1 / 3] * 3)
+    assert np.ptp(rated(np.where(points == 0.5, 0.5, 0.9 * points + 0.05))["elo_low"]) < 60
+
+
+def test_a_copy_changes_elo_but_not_the_nash_average():
+    points = 0.5 + np.array([[0, 0.4, -0.3], [-0.4, 0, 0.2], [0.3, -0.2, 0]])
+    copied = [0, 1, 2, 1]
+    once, twice = rated(points), rated(points[np.ix_(copied, copied)])
+    assert np.abs(np.subtract(once["elo"], twice["elo"][:3])).max() > 20
+    assert twice["nash_average"][:3] == pytest.approx(once["nash_average"], abs=1e-6)
+    assert twice["nash_share"][1] + twice["nash_share"][3] == pytest.approx(once["nash_share"][1], abs=1e-6)
 
 
 def test_cross_play_compares_the_diagonal_with_the_rest():
@@ -189,10 +218,10 @@ def test_two_greedy_checkpoints_have_two_games_and_against_chance_all_count(play
     first, second = (weights_of(player, seed) for seed in (0, 1))
     three = [contestants.Contestant(name, player, w) for name, w in (("a", first), ("b", second))]
     three.append(contestants.Contestant("random", UniformBot(GAME)))
-    _, distinct = round_robin.round_robin(GAME, three, 16, jax.random.key(0), 0.0)
+    distinct = round_robin.round_robin(GAME, three, 16, jax.random.key(0), 0.0).distinct
     np.testing.assert_array_equal(distinct, [[0, 2, 16], [2, 0, 16], [16, 16, 0]])
     won = np.array([[0.5, 1.0], [0.0, 0.5]])
-    gap = lambda n: np.subtract(*round_robin.ratings(won, n * (1 - np.eye(2))))  # noqa: E731
+    gap = lambda n: np.subtract(*rated(won, n)["elo"])  # noqa: E731
     assert 0 < gap(2) < gap(512) / 3
 
 
@@ -338,8 +367,8 @@ def test_an_opponent_keeps_its_own_dtype_and_length_of_answers(runs):
 def test_cross_play_is_among_policies_on_levels_that_training_never_sees(monkeypatch):
     setup = setups.make(small_plan())
     table = np.array([[10.0, 4.0, 1.0], [6.0, 8.0, 1.0], [1.0, 1.0, 0.0]])
-    seen = []
-    monkeypatch.setattr(round_robin, "round_robin", lambda game, *_: seen.append(game) or (table, np.full((3, 3), 8)))
+    seen, played = [], round_robin.RoundRobin(table, np.zeros((3, 3)), np.full((3, 3), 8))
+    monkeypatch.setattr(round_robin, "round_robin", lambda game, *_: seen.append(game) or played)
     player = setup.seated()
     who = [contestants.Contestant(name, player, {}) for name in "ab"]
     result = round_robin.everyone(setup, [*who, contestants.Contestant("random", UniformBot(setup.game))])
@@ -351,7 +380,7 @@ def test_a_cooperative_table_of_real_games():
     game = tiny_puzzle.game().held_out()
     team = seated(tiny_puzzle.policy(), tiny_puzzle.prompt())
     both = [contestants.Contestant(name, team, weights_of(team, seed)) for seed, name in enumerate("ab")]
-    table, distinct = round_robin.round_robin(game, both, 16, jax.random.key(0), 0.0)
+    table, _, distinct = round_robin.round_robin(game, both, 16, jax.random.key(0), 0.0)
     np.testing.assert_array_equal(distinct, [[8, 16], [16, 8]])  # 8 levels, with each other in both seats
     assert table[0, 1] == table[1, 0] and len(np.unique(table)) == 3
     np.testing.assert_array_equal(np.argmin(matches.in_turns(8, (0, 1), lap=4), axis=1), [0, 1, 0, 1, 1, 0, 1, 0])

@@ -93,3 +93,24 @@ def test_student_is_the_interval_of_scipy(confidence):
         ends = stats.t.interval(confidence, n - 1, loc=values.mean(), scale=stats.sem(values))
         np.testing.assert_allclose((mean.low, mean.high), ends, rtol=1e-12)
     assert intervals.student([3.0]) == (3.0, 3.0, 3.0)
+
+
+def test_elo_intervals_cover_the_gap_at_their_level():
+    """The gap of two players who share points 3 to 1 is 400 log10(3); most of 40 intervals (95 %) contain it."""
+    rng, games = np.random.default_rng(0), np.array([[0, 200], [200, 0]])
+    true, covered, widths = 400 * np.log10(3), 0, []
+    for _ in range(40):
+        won = rng.binomial(200, 0.75) / 200
+        first, second = intervals.elo_intervals([[0.5, won], [1 - won, 0.5]], np.zeros((2, 2)), games)
+        assert first.low < first.value < first.high and first.value + second.value == pytest.approx(2000)
+        covered += first.low - 1000 <= true / 2 <= first.high - 1000
+        widths.append(first.high - first.low)
+    assert 34 <= covered <= 40
+    few = intervals.elo_intervals([[0.5, 0.75], [0.25, 0.5]], np.zeros((2, 2)), games // 10)[0]
+    assert few.high - few.low > 2 * np.mean(widths)
+
+
+def test_draws_make_elo_intervals_narrower():
+    games, even = np.array([[0, 100], [100, 0]]), np.full((2, 2), 0.5)
+    wide, narrow = (intervals.elo_intervals(even, np.full((2, 2), share), games)[0] for share in (0.0, 0.9))
+    assert wide.high - wide.low > 2 * (narrow.high - narrow.low)

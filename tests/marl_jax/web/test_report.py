@@ -94,7 +94,16 @@ def test_it_shows_the_evaluation_the_games_and_the_config(workdir):
 @pytest.mark.parametrize(
     "figures, shown",
     [
-        ({"elo": {"mine": 40.2, ATTACK: -40.2}}, ["points of row against column", "mine–0.7540", f"{ATTACK}0.25–-40"]),
+        (
+            {
+                "elo": {"mine": 40.2, ATTACK: -40.2},
+                "elo_low": {"mine": 30, ATTACK: -50},
+                "elo_high": {"mine": 50, ATTACK: -30},
+                "nash_average": {"mine": 0.0, ATTACK: -0.25},
+                "nash_share": {"mine": 1.0, ATTACK: 0.0},
+            },
+            ["points of row against column", "mine–0.7540 [30, 50]01", f"{ATTACK}0.25–-40 [-50, -30]-0.250"],
+        ),
         ({"cross_play": {"self_play": 0.5, "gap": 0.25}}, ["mine0.50.75", "self play 0.5, gap 0.25"]),
     ],
 )
