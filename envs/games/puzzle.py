@@ -129,6 +129,14 @@ class Puzzle(Game):
     def difficulty(self) -> np.ndarray:
         """Return the difficulty of each level of the split, for sorting: float [N]."""
 
+    def optimal_return(self, state: State) -> jax.Array:
+        """Return the team and agent rewards of perfect play from a first state: float32 []."""
+        raise NotImplementedError(f"{self.name} does not compute the return of perfect play")
+
+    def edit_level(self, level: dict[str, Any], key: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+        """Return a level with one random change, and whether it can be solved (bool [])."""
+        raise NotImplementedError(f"{self.name} levels cannot be edited")
+
     @property
     def levels(self) -> Levels:
         """The split of the pool from which episodes are drawn."""

@@ -34,6 +34,32 @@ def distances(walls: np.ndarray, goal: np.ndarray) -> np.ndarray:
         inner[shorter] = around[shorter] + 1
 
 
+def make_level(walls: np.ndarray, start: int, goal: int) -> dict[str, np.ndarray]:
+    """Build one level, for example after an edit by hand.
+
+    Args:
+        walls: bool [h, w].
+        start: Cell of the start.
+        goal: Cell of the goal.
+
+    Raises:
+        ValueError: If there is no path from start to goal.
+    """
+    walls = np.asarray(walls, bool)
+    for name, cell in (("start", start), ("goal", goal)):
+        if not 0 <= cell < walls.size or walls.reshape(-1)[cell]:
+            raise ValueError(
+                f"plan_path: {name} is {cell}, but must be a cell from 0 to {walls.size - 1} without a wall"
+            )
+    distance = distances(walls[None], np.array([goal]))[0]
+    if not 0 < distance.reshape(-1)[start] < UNREACHED:
+        raise ValueError(
+            f"plan_path: the level is unsolvable: no path leads from start {start} to goal {goal}. Remove a wall, or move "
+            "the start or the goal."
+        )
+    return {"distance": distance, "start": np.int32(start)}
+
+
 def keys(levels: pools.Arrays) -> list[bytes]:
     """Return a key for each level.
 

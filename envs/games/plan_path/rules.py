@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.game import Reward, legal_or_end
+from envs.games.plan_path import edits
 from envs.games.plan_path import levels as levels_
 from envs.games.pools import Pool
 from envs.games.puzzle import Puzzle, near
@@ -126,6 +127,16 @@ class PlanPath(Puzzle):
             turn=jnp.int32(0),
             level=jnp.asarray(index, jnp.int32),
         )
+
+    def optimal_return(self, state: PlanPathState) -> jax.Array:
+        """Return the team and agent rewards of perfect play from a first state: float32 []."""
+        solved = self.goal_reward + self.shortest_reward + self.step_reward * state.shortest
+        solvable = (state.shortest > 0) & (state.shortest <= self.max_turns)
+        return jnp.where(solvable, solved, self.step_reward * self.max_turns).astype(jnp.float32)
+
+    def edit_level(self, level: dict[str, Any], key: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+        """Return a level with one random change, and whether it can be solved (bool [])."""
+        return edits.edit(level, key, self.max_turns // 2)
 
     def _target(self, state: PlanPathState, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the cell that `action` leads to, and whether it is blocked."""
