@@ -1,8 +1,8 @@
 """Replay of informative levels: PLR, robust PLR and ACCEL, inside the rollout program.
 
 A buffer holds the arrays of levels with the results of recent games on them. New games start on a level of the buffer,
-chosen by score and by the time since its last visit (prioritized level replay, Jiang et al., 2021), or on a candidate: a
-new level whose score is not known yet. A candidate with results enters the buffer if its score exceeds the lowest.
+chosen by score and by the time since its last visit (prioritized level replay, Jiang et al., 2021), or on a candidate:
+a new level whose score is not known yet. A candidate with results enters the buffer if its score exceeds the lowest.
 
 Robust PLR (Jiang et al., 2021) does not train on candidates: their games only give a score. ACCEL (Parker-Holder et
 al., 2022) makes candidates by editing levels that were replayed. Published scores estimate the regret from values. Here
@@ -168,9 +168,11 @@ class LevelReplay:
     ) -> LevelBuffer:
         """Move candidates with results into the buffer, and replace them with new ones.
 
-        A candidate replaces the level with the lowest score if it has a higher one; free slots are filled first.
+        A candidate replaces the level with the lowest score if it has a higher one; free slots are filled first. Copies
+        of other levels do not enter, so that one level cannot fill the buffer.
         """
-        scores, known = self.scores(buffer), buffer.games[self.capacity :] > 0
+        known = buffer.games[self.capacity :] > 0
+        scores = jnp.where(self._is_copy(buffer), -jnp.inf, self.scores(buffer))
         best = jnp.argsort(-scores[self.capacity :])  # candidates without a result come last
         worst = jnp.argsort(scores[: self.capacity])
         pairs = min(self.capacity, self.candidates)
@@ -187,6 +189,16 @@ class LevelReplay:
             edited, valid = self._edited(rows, game, edit_key)
             fresh = jax.tree.map(lambda a, b: jnp.where(_like(valid, a), a, b), edited, fresh)
         return self._renew(rows, fresh, known, game)
+
+    def _is_copy(self, buffer: LevelBuffer) -> jax.Array:
+        """Return whether each level equals one in an earlier slot: bool [N]."""
+        n = len(buffer.number)
+        same = jnp.ones((n, n), bool)
+        for rows in buffer.levels.values():
+            flat = rows.reshape(n, -1)
+            same &= jnp.all(flat[:, None] == flat[None], axis=-1)
+        earlier = jnp.tril(jnp.ones((n, n), bool), -1) & (buffer.number != EMPTY)[None]
+        return jnp.any(same & earlier, axis=1)
 
     def _from_pool(self, pool: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
         size = len(next(iter(pool.values())))

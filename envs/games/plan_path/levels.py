@@ -48,14 +48,12 @@ def make_level(walls: np.ndarray, start: int, goal: int) -> dict[str, np.ndarray
     walls = np.asarray(walls, bool)
     for name, cell in (("start", start), ("goal", goal)):
         if not 0 <= cell < walls.size or walls.reshape(-1)[cell]:
-            raise ValueError(
-                f"plan_path: {name} is {cell}, but must be a cell from 0 to {walls.size - 1} without a wall"
-            )
+            raise ValueError(f"plan_path: {name} is {cell}, but must be a free cell from 0 to {walls.size - 1}")
     distance = distances(walls[None], np.array([goal]))[0]
     if not 0 < distance.reshape(-1)[start] < UNREACHED:
         raise ValueError(
-            f"plan_path: the level is unsolvable: no path leads from start {start} to goal {goal}. Remove a wall, or move "
-            "the start or the goal."
+            f"plan_path: the level is unsolvable: no path leads from start {start} to goal {goal}. Remove a wall, or "
+            "move the start or the goal."
         )
     return {"distance": distance, "start": np.int32(start)}
 

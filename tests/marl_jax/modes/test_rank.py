@@ -1,4 +1,4 @@
-"""Rankings of runs: what is played, what is written, and what is refused."""
+"""Rankings of runs: played games, written files and refused folders."""
 
 import json
 
