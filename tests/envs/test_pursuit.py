@@ -76,7 +76,8 @@ def test_perfect_play_takes_exactly_the_rounds_of_the_table():
 
 
 def test_a_weaker_side_loses_rounds():
-    assert played(("random", "random", "solver"))[3][:, 0].mean() < 0 < played(("solver", "solver", "random"))[3].min()
+    weak, strong = played(("random", "random", "solver"))[3], played(("solver", "solver", "random"))[3]
+    assert weak[:, 0].mean() < 0 < strong[:, 0].min()
 
 
 def test_the_evader_wins_when_the_rounds_are_over():

@@ -60,4 +60,4 @@ def edit(level: Level, key: jax.Array, max_steps: int) -> tuple[Level, jax.Array
     steps = distances(walls.reshape(distance.shape), goal)
     needed = steps.reshape(-1)[start]
     made = {"distance": steps.astype(distance.dtype), "start": start.astype(level["start"].dtype)}
-    return made, (needed >= 1) & (needed <= max_steps)
+    return made, (cell < flat.size) & (needed >= 1) & (needed <= max_steps)  # without a free cell, `pick` gives C
