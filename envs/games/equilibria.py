@@ -60,7 +60,7 @@ def nash_average(payoffs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     def dual(multipliers: np.ndarray) -> tuple[float, np.ndarray]:
         scores = -multipliers @ own
-        return float(special.logsumexp(scores)), -own @ special.softmax(scores)
+        return float(np.logaddexp.reduce(scores)), -own @ special.softmax(scores)
 
     inside = np.isin(np.arange(len(payoffs)), members)
     bounds = [(None, None) if member else (0, None) for member in inside]

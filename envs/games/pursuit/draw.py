@@ -12,7 +12,12 @@ from envs.games.roles import hide
 SYMBOLS = ".AB&EX"
 """Signs of the contents of a cell: pursuers A and B, both (&), the evader, and the evader when it is caught (X)."""
 _CELL = 40
-_FIGURES = {FIRST: ("A", "#2471a3"), SECOND: ("B", "#1e8449"), BOTH: ("AB", "#2471a3"), FREE: ("E", "#d68910")}
+_FIGURES: dict[int | str, tuple[str, str]] = {
+    FIRST: ("A", "#2471a3"),
+    SECOND: ("B", "#1e8449"),
+    BOTH: ("AB", "#2471a3"),
+    FREE: ("E", "#d68910"),
+}
 
 
 def board(state: PursuitState, player: int | None = None, visible: np.ndarray | None = None) -> str:
