@@ -76,7 +76,14 @@ def facts(name: str):
 
 
 @pytest.mark.nightly_for(
-    "hanabi 5-*", "hanabi*-full", "*-compact", "sudoku*-full", "sokoban*-full", "plan_path*-full", "connect_four-full"
+    "hanabi 5-*",
+    "hanabi*-full",
+    "*-compact",
+    "sudoku*-full",
+    "sokoban*-full",
+    "plan_path*-full",
+    "connect_four-full",
+    "pursuit*-full",
 )
 @pytest.mark.parametrize("style", texts.STYLES)
 @pytest.mark.parametrize("name", [name for name in MOST if name.split()[0] in READERS])

@@ -131,7 +131,9 @@ def check_tokens(compiled, indices, encode, every: int = 4):
         assert (tokens[i, lengths[i] :] == compiled.pad_id).all()
 
 
-@pytest.mark.nightly_for("hanabi 5-*", "* local-*", "hanabi-byte", "plan_path-byte", "sokoban-byte", "sudoku-byte")
+@pytest.mark.nightly_for(
+    "hanabi 5-*", "* local-*", "pursuit-byte", "hanabi-byte", "plan_path-byte", "sokoban-byte", "sudoku-byte"
+)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("name", MOST)
 def test_tokens_equal_the_tokenizers(name, kind):

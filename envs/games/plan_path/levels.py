@@ -55,7 +55,7 @@ def make_level(walls: np.ndarray, start: int, goal: int) -> dict[str, np.ndarray
             f"plan_path: the level is unsolvable: no path leads from start {start} to goal {goal}. Remove a wall, or "
             "move the start or the goal."
         )
-    return {"distance": distance, "start": np.int32(start)}
+    return {"distance": distance, "start": np.array(start, np.int32)}
 
 
 def keys(levels: pools.Arrays) -> list[bytes]:
