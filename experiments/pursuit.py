@@ -1,4 +1,4 @@
-"""Pursuit: one policy learns to catch and to flee, for two pursuers and an evader on a grid.
+"""Pursuit: one policy learns the seats of two pursuers and one evader.
 
     python launch.py --config=experiments/pursuit.py
 

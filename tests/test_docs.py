@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from marl_jax.cli import MODES
 from marl_jax.errors import ConfigError
 from marl_jax.schema import flags, run_fields, validate
 from scripts import prose, reference_pages
@@ -20,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("**/*.md"))]
 CURRENT = [page for page in PAGES if "lab" not in page.parts]
-MODES = ("train", "eval", "play", "serve", "report", "label", "serve_reward", "export", "compile", "config")
 SHARED_FLAGS = ("runner.py", "trials.py", "flags.py")
 """Files whose flags other commands of their folder have."""
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
@@ -130,7 +130,7 @@ def check_launch(arguments: list[str], line: str):
         return
     arguments = [a for a in arguments if not a.startswith("--config.plugins=")]
     try:
-        flags.parse(["launch.py", *arguments], MODES)
+        flags.parse(["launch.py", *arguments], tuple(MODES))
     except ConfigError as error:
         pytest.fail(f"{line}\n{error}")
 

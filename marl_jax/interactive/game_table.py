@@ -103,7 +103,7 @@ class GameTable:
             winners = np.flatnonzero(self.total_reward == self.total_reward.max())
             if len(winners) == self.game.n_players:
                 return ["A draw."]
-            return [" and ".join(map(self.seat_label, winners)) + (" wins." if len(winners) == 1 else " win.")]
+            return [" and ".join(map(self.seat_label, winners.tolist())) + (" wins." if len(winners) == 1 else " win.")]
         lines = []
         if self.game.solvable:
             lines.append("Solved." if bool(self.game.success(self.state)) else "Not solved.")
