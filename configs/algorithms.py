@@ -10,6 +10,7 @@ from marl_jax import fields
 from marl_jax.algorithms.at_grpo_config import ATGRPOSettings
 from marl_jax.algorithms.grpo_config import GRPOSettings
 from marl_jax.algorithms.ppo_config import PPOSettings
+from marl_jax.algorithms.preference_config import DPOSettings, IPOSettings, NashMDSettings, SPPOSettings
 from marl_jax.algorithms.sft_config import SFTSettings
 from marl_jax.algorithms.verifier_config import VerifierSettings
 from marl_jax.learning.settings import LearnerSettings, fields_of
@@ -63,6 +64,26 @@ def sft(**changes) -> ConfigDict:
 def verifier(**changes) -> ConfigDict:
     """Configure a verifier of a task's answers, which is trained on labelled answers."""
     return make("verifier", VerifierSettings, **changes)
+
+
+def dpo(**changes) -> ConfigDict:
+    """Configure DPO on sampled pairs, or on those of a file (`data`)."""
+    return make("dpo", DPOSettings, **changes)
+
+
+def ipo(**changes) -> ConfigDict:
+    """Configure IPO on sampled pairs, or on those of a file (`data`)."""
+    return make("ipo", IPOSettings, **changes)
+
+
+def sppo(**changes) -> ConfigDict:
+    """Configure SPPO: self-play against the policy before each update."""
+    return make("sppo", SPPOSettings, **changes)
+
+
+def nash_md(**changes) -> ConfigDict:
+    """Configure Nash-MD: play against a mixture of the policy and its start."""
+    return make("nash_md", NashMDSettings, **changes)
 
 
 def imitate(config: ConfigDict, lr: float = run_fields.OPTIM["lr"].default, **changes) -> ConfigDict:

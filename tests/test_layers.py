@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from marl_jax.algorithms import ALGORITHMS
-
 pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +34,7 @@ LIGHT = (
     "marl_jax.fields",
     "marl_jax.learning.settings",
     "marl_jax.schema.run_fields",
-    *(f"marl_jax.algorithms.{name}_config" for name in ALGORITHMS),
+    *(f"marl_jax.algorithms.{file.stem}" for file in (ROOT / "marl_jax/algorithms").glob("*_config.py")),
 )
 
 

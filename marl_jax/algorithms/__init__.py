@@ -11,6 +11,10 @@ ALGORITHMS.add("grpo", "marl_jax.algorithms.grpo:GRPO")
 ALGORITHMS.add("at_grpo", "marl_jax.algorithms.at_grpo:AT_GRPO")
 ALGORITHMS.add("sft", "marl_jax.algorithms.sft:SFT")
 ALGORITHMS.add("verifier", "marl_jax.algorithms.verifier:VERIFIER")
+ALGORITHMS.add("dpo", "marl_jax.algorithms.preference:DPO")
+ALGORITHMS.add("ipo", "marl_jax.algorithms.preference:IPO")
+ALGORITHMS.add("sppo", "marl_jax.algorithms.preference:SPPO")
+ALGORITHMS.add("nash_md", "marl_jax.algorithms.preference:NASH_MD")
 
 
 def settings_from(algo: ConfigDict) -> LearnerSettings:

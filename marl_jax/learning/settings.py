@@ -77,6 +77,11 @@ class LearnerSettings:
     train_turns: tuple[int, ...] = ()
     turn_block: int = 0
 
+    @property
+    def reference(self) -> bool:
+        """Whether the learner keeps the weights of the initial policy."""
+        return self.kl_coef > 0
+
     @classmethod
     def from_config(cls, algo: ConfigDict) -> Self:
         """Build the settings from `config.algo`, whose fields have been checked."""

@@ -226,12 +226,15 @@ class LabelledAnswers:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     jitted: ClassVar[bool] = False
+    together: ClassVar[int] = 1
+    """Number of consecutive completions that stay together in every order."""
 
     def __post_init__(self):
         if not self.answers:
             raise DataError("there are no labelled completions to train on")
-        if self.n < 1 or self.n % self.process[1]:
-            raise ValueError(f"n is {self.n}, but must be a multiple of the number of processes ({self.process[1]})")
+        by = self.process[1] * self.together
+        if self.n < 1 or self.n % by:
+            raise ValueError(f"n is {self.n}, but must be a multiple of {by}, {self.together} for each process")
 
     def init(self, key: Any, params: Any) -> dict[str, Any]:
         """Return the state at the beginning of the data."""
@@ -249,23 +252,28 @@ class LabelledAnswers:
         """Return the next completions; parameters and key are not used."""
         if state["data"] != self.fingerprint:
             raise RunError("the labelled completions have changed since this run started; choose another --workdir")
-        seed, position, size = int(state["seed"]), int(state["position"]), len(self.answers)
-        batch = []
-        for i in range(position, position + self.n):
+        seed, position, k = int(state["seed"]), int(state["position"]), self.together
+        size, batch = len(self.answers) // k, []
+        for i in range(position // k, (position + self.n) // k):
             epoch, index = divmod(i, size)
-            batch.append(self.answers[order(seed, epoch, index, size)])
+            first = order(seed, epoch, index, size) * k
+            batch += self.answers[first : first + k]
         number, count = self.process
         share = self.n // count
         longest = max(len(one.reading.tokens) for one in batch)
         said = max(one.reading.completion_length for one in batch)
-        samples = collate(
+        samples = self.collate(
             batch[number * share : (number + 1) * share], bucket(longest, TOKEN_UNIT), bucket(said, TOKEN_UNIT)
         )
         metrics = {
             "completions": len(batch), "tokens": sum(len(one.reading.tokens) for one in batch),
-            "right_share": sum(one.right for one in batch) / len(batch), "epoch": position / size,
+            "right_share": sum(one.right for one in batch) / len(batch), "epoch": position / len(self.answers),
         }  # fmt: skip
         return self.place(samples), {**state, "position": position + self.n}, metrics
+
+    def collate(self, batch: Sequence[Labelled], width: int, answer_width: int) -> Samples:
+        """Build the rows of this process; see `collate`."""
+        return collate(batch, width, answer_width)
 
     def after_update(self, state: dict[str, Any], params: Any, step: int) -> dict[str, Any]:
         """Return the state unchanged."""

@@ -235,7 +235,7 @@ def _backbone(
     )
     return Backbone(
         names[0], names, learns, chosen, place, built, tokenizer, prompt, policy, mesh,
-        number=number, seed=config.seed, reference=algo.kl_coef > 0, source=source, programs=programs,
+        number=number, seed=config.seed, reference=algo.reference, source=source, programs=programs,
     )  # fmt: skip
 
 
