@@ -11,6 +11,7 @@ from marl_jax.algorithms.at_grpo_config import ATGRPOSettings
 from marl_jax.algorithms.grpo_config import GRPOSettings
 from marl_jax.algorithms.ppo_config import PPOSettings
 from marl_jax.algorithms.preference_config import DPOSettings, IPOSettings, NashMDSettings, SPPOSettings
+from marl_jax.algorithms.reward_model_config import RewardModelSettings
 from marl_jax.algorithms.sft_config import SFTSettings
 from marl_jax.algorithms.verifier_config import VerifierSettings
 from marl_jax.learning.settings import LearnerSettings, fields_of
@@ -84,6 +85,11 @@ def sppo(**changes) -> ConfigDict:
 def nash_md(**changes) -> ConfigDict:
     """Configure Nash-MD: play against a mixture of the policy and its start."""
     return make("nash_md", NashMDSettings, **changes)
+
+
+def reward_model(**changes) -> ConfigDict:
+    """Configure a reward model, which is trained on the pairs of a file (`data`)."""
+    return make("reward_model", RewardModelSettings, **changes)
 
 
 def imitate(config: ConfigDict, lr: float = run_fields.OPTIM["lr"].default, **changes) -> ConfigDict:

@@ -160,6 +160,11 @@ class Samples:
         before = jnp.pad(self.completion_of[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
         return ((self.completion_of >= 0) & (self.completion_of != before)).astype(jnp.float32)
 
+    def last(self) -> jax.Array:
+        """Return float32 [N, X] with 1 on the last token of every completion."""
+        after = jnp.pad(self.completion_of[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+        return ((self.completion_of >= 0) & (self.completion_of != after)).astype(jnp.float32)
+
     def to_tokens(self, x: jax.Array) -> jax.Array:
         """Gather values [N, S] of completions to their tokens [N, X]; padding is undefined."""
         return jnp.take_along_axis(x, jnp.maximum(self.completion_of, 0), axis=1)

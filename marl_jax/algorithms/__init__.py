@@ -14,6 +14,7 @@ ALGORITHMS.add("verifier", "marl_jax.algorithms.verifier:VERIFIER")
 ALGORITHMS.add("dpo", "marl_jax.algorithms.preference:DPO")
 ALGORITHMS.add("ipo", "marl_jax.algorithms.preference:IPO")
 ALGORITHMS.add("sppo", "marl_jax.algorithms.preference:SPPO")
+ALGORITHMS.add("reward_model", "marl_jax.algorithms.reward_model:REWARD_MODEL")
 ALGORITHMS.add("nash_md", "marl_jax.algorithms.preference:NASH_MD")
 
 

@@ -46,7 +46,8 @@ class Algorithm:
         check: Yields the problems of a config with this algorithm.
         critic: Whether the algorithm has a critic.
         heldout_eval: Maps the parts of a run to a function that evaluates parameters on held-out games, or None.
-        verifies: Whether it trains a verifier, which scores completions and samples none.
+        verifies: Names of the rows in the evaluation of a verifier, which scores completions and samples none; () if it
+            trains a policy.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Algorithm:
     check: Callable[[ConfigDict], Iterator[str]] = no_conditions
     critic: bool = False
     heldout_eval: Callable[[RunParts], Callable[[dict], HeldoutMetrics]] | None = None
-    verifies: bool = False
+    verifies: tuple[str, ...] = ()
 
     @property
     def fields(self) -> Fields:

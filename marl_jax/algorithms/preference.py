@@ -24,7 +24,7 @@ from marl_jax.learning.preferences import Sides
 from marl_jax.learning.update import Objective, Scheduled
 from marl_jax.rollouts.base import Rollout, RunParts
 from marl_jax.rollouts.host.rollout import HostRollout
-from marl_jax.rollouts.pairs import pair_rollout
+from marl_jax.rollouts.pairs import pair_rollout, read_pairs
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.samples import Samples
 
@@ -36,13 +36,7 @@ def compute_advantages(
 
     The advantage of a completion is p - ½, where p is the probability that its side of the pair is preferred.
     """
-    samples = with_references(policy, weights, samples, algo)
-    place, size = (samples.group, samples.member), (samples.n_groups, 2, samples.n_seats)
-    returns = jnp.zeros(size).at[place].add(samples.rewards)
-    both = jnp.stack([returns, returns[:, ::-1]])[:, *place, samples.seat]  # of the own and the other side, [2, N, S]
-    p = preferences.win_probability(*both, algo.labels)
-    mask = samples.mask()
-    samples = samples.replace(advantages=samples.to_tokens(p - 0.5) * mask, returns=samples.to_tokens(both[0]) * mask)
+    samples = compare_sides(with_references(policy, weights, samples, algo), algo.labels)
     if algo.data or algo.pairs == "episode":
         samples = preferences.join_pairs(samples)
     sides = Sides.of(samples)
@@ -62,6 +56,34 @@ def compute_advantages(
         other = preferences.mixture_weights(other, counts, algo.mixture)
         samples = samples.replace(advantages=samples.advantages * samples.to_tokens(other))
     return samples, metrics
+
+
+def compare_sides(samples: Samples, labels: str) -> Samples:
+    """Set advantages to p - ½, where p is the probability of being preferred.
+
+    Args:
+        samples: Samples with groups of two, each compared by its rewards.
+        labels: See `preferences.win_probability`.
+    """
+    place, size = (samples.group, samples.member), (samples.n_groups, 2, samples.n_seats)
+    returns = jnp.zeros(size).at[place].add(samples.rewards)
+    own, other = jnp.stack([returns, returns[:, ::-1]])[:, *place, samples.seat]  # [2, N, S]
+    p, mask = preferences.win_probability(own, other, labels), samples.mask()
+    return samples.replace(advantages=samples.to_tokens(p - 0.5) * mask, returns=samples.to_tokens(own) * mask)
+
+
+def side_weights(samples: Samples) -> dict[str, jax.Array]:
+    """Return the weights [N, S] of all sides and of the preferred ones.
+
+    The weights of the sides sum to 2, so that a loss of both sides is averaged over pairs, those of the preferred sides
+    to 1.
+    """
+    counts = Sides.of(samples).first & (samples.loss_weights > 0)
+    preferred = counts & (samples.at_first(samples.advantages) > 0)
+    return {
+        "side": counts * 2.0 / jnp.maximum(jnp.sum(counts), 1),
+        "preferred": preferred / jnp.maximum(jnp.sum(preferred), 1),
+    }
 
 
 def with_references(policy: Policy, weights: dict, samples: Samples, algo: PreferenceSettings) -> Samples:
@@ -115,16 +137,8 @@ class PairObjective(Objective):
         raise NotImplementedError
 
     def loss_weights_for(self, samples: Samples, algo: PreferenceSettings) -> dict[str, jax.Array]:
-        """Return the weights [N, S] of all sides and of the preferred ones.
-
-        The weights of both sides of a pair sum to 2 over the number of pairs, those of preferred sides to 1 in all.
-        """
-        counts = Sides.of(samples).first & (samples.loss_weights > 0)
-        preferred = counts & (samples.at_first(samples.advantages) > 0)
-        return {
-            "side": counts * 2.0 / jnp.maximum(jnp.sum(counts), 1),
-            "preferred": preferred / jnp.maximum(jnp.sum(preferred), 1),
-        }
+        """Return the weights of all sides and of the preferred ones."""
+        return side_weights(samples)
 
     def loss(
         self, samples: Samples, weighed: dict, scores: Scores, algo: Any, scheduled: Scheduled
@@ -193,7 +207,7 @@ def rollout(run: RunParts) -> Rollout:
     algo = run.algo
     assert isinstance(algo, PreferenceSettings)
     if algo.data:
-        return pair_rollout(run, algo.data, algo.n_pairs)
+        return pair_rollout(run, read_pairs(algo.data), algo.n_pairs)
     if run.task and algo.pairs == "episode":
         arguments = run.task.arguments(samples=2)
         return HostRollout(**arguments | {"row_multiple": 2 * arguments["row_multiple"]})

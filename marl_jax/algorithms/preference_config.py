@@ -106,12 +106,7 @@ def check(c: ConfigDict) -> Iterator[str]:
     """Yield the problems of a config that learns from pairs."""
     yield from check_no_other_players(c, "compares the learner with itself")
     if c.algo.get("data", ""):
-        if not c.task.name:
-            yield f"config.algo.data is {c.algo.data!r} with env.name {c.env.name!r}, but must be '' for games"
-        yield from _one_policy(c)
-        parts = c.algo.minibatches * c.algo.grad_accum_steps
-        if c.algo.n_pairs % parts:
-            yield not_divisible("algo.n_pairs", c.algo.n_pairs, parts, "the microbatches of a step")
+        yield from check_pair_file(c)
         return
     if c.algo.pairs == "completion":
         return
@@ -121,10 +116,13 @@ def check(c: ConfigDict) -> Iterator[str]:
         yield not_divisible("task.n_episodes", c.task.n_episodes, 2, "the episodes of a pair")
 
 
-def _one_policy(c: ConfigDict) -> Iterator[str]:
-    """Yield a problem unless there is one policy, which learns."""
+def check_pair_file(c: ConfigDict) -> Iterator[str]:
+    """Yield the problems of a config that reads pairs from a file."""
+    if not c.task.name:
+        yield f"config.algo.data is {c.algo.data!r} with env.name {c.env.name!r}, but pairs of a file need a task"
     if len(c.policies) != 1 or any(policy.frozen for policy in c.policies.values()):
-        yield (
-            f"config.policies has {', '.join(c.policies)} with algo.data {c.algo.data!r}, but must have one policy "
-            "that learns"
-        )
+        names = ", ".join(c.policies)
+        yield f"config.policies has {names} with algo.data {c.algo.data!r}, but must have one policy that learns"
+    parts = c.algo.minibatches * c.algo.grad_accum_steps
+    if c.algo.n_pairs % parts:
+        yield not_divisible("algo.n_pairs", c.algo.n_pairs, parts, "the microbatches of a step")

@@ -155,5 +155,5 @@ VERIFIER = Algorithm(
     CrossEntropy(),
     critic=True,
     check=verifier_config.check,
-    verifies=True,
+    verifies=("balanced", "natural"),
 )

@@ -113,8 +113,6 @@ def token_gae(
     mask = samples.mask()
     rewarded = token_rewards * mask
     outcome = samples.to_tokens(advantages + turn_values - samples.to_completions(rewarded))
-    after = jnp.pad(samples.completion_of[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
-    is_last = (samples.completion_of >= 0) & (samples.completion_of != after)
 
     def step(carry, token):
         next_value, next_advantage = carry
@@ -124,7 +122,7 @@ def token_gae(
         return (value, advantage), advantage
 
     zeros = jnp.zeros((samples.n,))
-    tokens = (samples.values.T, is_last.T, mask.T, outcome.T, rewarded.T)
+    tokens = (samples.values.T, samples.last().T > 0, mask.T, outcome.T, rewarded.T)
     _, result = jax.lax.scan(step, (zeros, zeros), tokens, reverse=True)
     return result.T, result.T + samples.values * mask
 

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
 from marl_jax.evaluation.games import GameEvaluation, is_exact
+from marl_jax.evaluation.reward_model import PairEvaluation
 from marl_jax.evaluation.tasks import TaskEvaluation
 from marl_jax.evaluation.verifier import VerifierEvaluation
 from marl_jax.running.metrics import replace_text
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def evaluation_of(
     setup: GameSetup | TaskSetup, part: str = "validation"
-) -> GameEvaluation | TaskEvaluation | VerifierEvaluation:
+) -> GameEvaluation | TaskEvaluation | VerifierEvaluation | PairEvaluation:
     """Build the evaluation of a run.
 
     Args:
@@ -41,6 +42,8 @@ def evaluation_of(
     """
     if isinstance(setup, GameSetup):
         return setup.programs.get("evaluation", lambda: GameEvaluation(setup))
+    if "pairs" in setup.algorithm.verifies:
+        return PairEvaluation(setup, part)
     return VerifierEvaluation(setup, part) if setup.algorithm.verifies else TaskEvaluation(setup, part)
 
 

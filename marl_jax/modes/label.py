@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 def main(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Label the remaining questions of every split and return a summary."""
     setup = setups.make(config, workdir=workdir)
-    if not isinstance(setup, TaskSetup) or not setup.algorithm.verifies:
+    if not isinstance(setup, TaskSetup) or "balanced" not in setup.algorithm.verifies:
         raise ConfigError([f"config.algo.name is {config.algo.name!r}, but must be 'verifier' for --mode=label"])
     folder = workdir / verifier.FOLDER
     with workdir_lock(workdir), GracefulStop() as stop, contextlib.closing(setup), jax.set_mesh(setup.mesh):

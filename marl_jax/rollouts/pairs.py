@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
+import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,7 @@ import numpy as np
 
 from envs.tasks.data import DataError, from_jsonl
 from envs.tasks.data.dataset import summary
+from envs.tasks.task import check_split
 from marl_jax.agents.verifier import ChatError, Message, Reading, read_chat
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, not_divisible
@@ -152,26 +155,44 @@ class ScoredPairs(PairRollout):
     shift: ClassVar[int] = 0
 
 
-def pair_rollout(run: RunParts, path: str, n_pairs: int, scored: bool = False) -> PairRollout:
-    """Build the rollout of a file of pairs.
+def split_pairs(pairs: Sequence[Pair], part: str, held_out: float) -> list[Pair]:
+    """Return the pairs of a split, which a checksum of the prompt decides.
+
+    Args:
+        pairs: All pairs.
+        part: "train", "validation" or "test".
+        held_out: Share of the prompts in validation and test together.
+    """
+    check_split(part)
+
+    def place(pair: Pair) -> str:
+        digest = hashlib.sha256(json.dumps([dict(message) for message in pair.messages]).encode()).digest()
+        share = int.from_bytes(digest[:8]) / 2**64
+        return "validation" if share < held_out / 2 else "test" if share < held_out else "train"
+
+    return [pair for pair in pairs if place(pair) == part]
+
+
+def pair_rollout(run: RunParts, pairs: Sequence[Pair], n_pairs: int, scored: bool = False) -> PairRollout:
+    """Build the rollout of pairs from a file.
 
     Args:
         run: Parts of the run.
-        path: The file.
+        pairs: The pairs.
         n_pairs: Number of pairs per step.
         scored: Whether a reward model reads the completions.
 
     Raises:
-        DataError: The file has lines that are not pairs, or no pair that can be learned from.
+        DataError: There is no pair that can be learned from.
     """
     task, algo = run.task, run.algo
     assert task is not None
     parts = algo.minibatches * algo.grad_accum_steps * meshes.batch_shards(run.mesh)
     if n_pairs % parts:
         raise ConfigError([not_divisible("algo.n_pairs", n_pairs, parts, "the parts of a batch")])
-    answers, counts = tokenize(task.tokenizers[0], read_pairs(path), run.config.task.max_length, stop=not scored)
+    answers, counts = tokenize(task.tokenizers[0], pairs, run.config.task.max_length, stop=not scored)
     log.info("pairs: %s", ", ".join(f"{name} {count}" for name, count in counts.items()))
     if not answers:
-        raise DataError(f"{path} has no pair to learn from; left out: {counts}")
+        raise DataError(f"there is no pair to learn from: {counts}")
     kind = ScoredPairs if scored else PairRollout
     return kind(answers, 2 * n_pairs, run.config.seed, task.process, task.place, counts)

@@ -63,7 +63,8 @@ TRAINING: dict[str, dict[str, str]] = {
         "return": "Mean return that the critic is trained on",
         "explained_variance": "Share of the variance of returns that the critic explains",
         "baseline/*": "Moving average of the returns of this seat",
-        "accuracy": "SFT: share of demonstrated actions that are most likely. Verifier: share of right verdicts",
+        "accuracy": "SFT: share of demonstrated actions that are most likely. Verifier: share of right verdicts. "
+        "Reward model: share of pairs whose chosen side scores higher",
         "probability": "Mean probability of the demonstrated actions",
         "preference_accuracy": "Share of pairs whose preferred side has the larger log-ratio to the reference",
         "preference_margin": "Mean difference of the log-ratios of preferred and other sides, times `algo.beta`",

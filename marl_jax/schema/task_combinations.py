@@ -71,12 +71,12 @@ def _best(c: ConfigDict) -> Iterator[str]:
         return
     opponent, _, metric = best_metric.partition("/")
     metric = metric.removesuffix("_low").removesuffix("_high")
-    if ALGORITHMS.get(c.algo.name).verifies:
-        if opponent not in ("balanced", "natural") or metric not in ("accuracy", "auc", "auc_by_question"):
+    if rows := ALGORITHMS.get(c.algo.name).verifies:
+        if opponent not in rows or metric not in ("accuracy", "auc", "auc_by_question"):
+            accepted = " or ".join(f"{row}/METRIC" for row in rows)
             yield (
                 f"config.checkpoint.best_metric is {best_metric!r} with algo.name {c.algo.name!r}, but must be "
-                "balanced/METRIC or natural/METRIC, where METRIC is one of: accuracy, auc, auc_by_question, or one of "
-                "them with _low or _high"
+                f"{accepted}, where METRIC is one of: accuracy, auc, auc_by_question, or one of them with _low or _high"
             )
     elif opponent != "self" or metric not in ("success", "reward"):
         yield (

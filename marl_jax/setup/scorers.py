@@ -63,7 +63,9 @@ def open_scorer(workdir: Path, config: ConfigDict | None = None) -> Iterator[Ver
         load_plugins(config.plugins)
     setup = setups.make(config, workdir=workdir)
     if not setup.algorithm.verifies:
-        raise ConfigError([f"config.algo.name is {config.algo.name!r} in {workdir}, but must be 'verifier'"])
+        raise ConfigError(
+            [f"config.algo.name is {config.algo.name!r} in {workdir}, but must be 'verifier' or 'reward_model'"]
+        )
     with contextlib.closing(setup), jax.set_mesh(setup.mesh):
         step, weights = restore_weights(setup, workdir, config.eval.step)
         backbone = setup.backbone
