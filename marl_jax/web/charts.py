@@ -43,8 +43,8 @@ class Mark:
     title: str
 
 
-def chart(series: Sequence[Series], marks: Sequence[Mark] = ()) -> str:
-    """Draw one or more lines over the same axes, with steps as x, as SVG.
+def chart(series: Sequence[Series], marks: Sequence[Mark] = (), axis: str = "step") -> str:
+    """Draw one or more lines over the same axes as SVG.
 
     Non-finite points are left out. Of marks of the same kind on the same pixel only the last one is drawn. Marks
     outside the axis are drawn at its end.
@@ -71,7 +71,7 @@ def chart(series: Sequence[Series], marks: Sequence[Mark] = ()) -> str:
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text x="{LEFT - 5}" y="{float(y) + 3:.1f}" text-anchor="end">{words}</text>')
     for x, anchor, words in (
-        ((left, "start", ""), (right, "end", "step ")) if right > left else ((left, "middle", "step "),)
+        ((left, "start", ""), (right, "end", f"{axis} ")) if right > left else ((left, "middle", f"{axis} "),)
     ):
         parts.append(f'<text x="{px(x):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{words}{label(x)}</text>')
     placed = {(round(px(min(max(mark.x, left), right))), mark.kind): mark for mark in marks}

@@ -74,6 +74,7 @@ def build(
             *completion_changes.sections(answers),
             *_events(events),
             *_curves(metrics, events),
+            *_over_kl(metrics),
             *first_stage,
             *_games(games, "Episodes" if is_task else "Games"),
             "<h2>Config</h2>",
@@ -242,6 +243,30 @@ def _curves(metrics: Sequence[Mapping], events: Sequence[Mapping] = ()) -> Itera
         values = [(name.replace("_", " "), next(row[name] for row in metrics if name in row)) for name in constant]
         shown = ", ".join(f"{name} {'–' if value is None else label(value)}" for name, value in values)
         yield f'<p class="quiet">Constant at every step: {text(shown)}.</p>'
+
+
+def _over_kl(metrics: Sequence[Mapping]) -> Iterator[str]:
+    """Draw true scores and rewards against the KL, which shows where a reward is over-optimized.
+
+    A true score that falls while the reward still rises is over-optimization.
+    """
+    names = dict.fromkeys(name for row in metrics for name in row)
+    divergence = next((name for name in ("kl", "completion_kl") if name in names), None)
+    if divergence is None:
+        return
+    scores = [name for name in names if name in ("success", "reward/team") or name.startswith("task/")]
+    cards = []
+    for name in scores:
+        points = sorted(
+            (row[divergence], row[name])
+            for row in metrics
+            if all(isinstance(row.get(one), int | float) and math.isfinite(row[one]) for one in (divergence, name))
+        )
+        line = Series(name, [x for x, _ in points], [y for _, y in points], smooth=True)
+        cards.append(chart_card(name, chart([line], axis="KL"), title=f"{name.replace('_', ' ')} by KL"))
+    if cards:
+        yield "<h2>Scores against the KL from the initial policy</h2>"
+        yield f'<div class="grid">{"".join(cards)}</div>'
 
 
 def ordered(names: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -14,6 +14,7 @@ from marl_jax.modes import report
 from marl_jax.running.conversation_logs import GameRecord, Move
 from marl_jax.running.metric_help import EVALUATION, explain
 from marl_jax.web import charts
+from marl_jax.web import report as web_report
 
 ATTACK = "<script>alert('x')</script><img src=x onerror=alert(1)>&lt;"
 SVG = '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script><circle r="5"/></svg>'
@@ -290,3 +291,12 @@ def test_labels_of_ticks_differ_and_fit(ticks, labels):
 
 def test_smoothing_keeps_a_line_straight():
     assert charts.smoothed([1.0, 2.0, 3.0, 4.0, 5.0], 1)[1:-1] == [2.0, 3.0, 4.0]
+
+
+def test_scores_are_drawn_against_the_kl():
+    """The order of the steps does not matter; steps without a KL are left out."""
+    rows = [{"step": i, "kl": kl, "success": 0.1 * i, "loss": 1.0} for i, kl in enumerate((0.0, 2.0, 1.0, None, 4.0))]
+    drawn = "".join(web_report._over_kl(rows))
+    assert "success by KL" in drawn and "KL 4" in drawn and "step" not in drawn
+    assert "loss" not in drawn
+    assert list(web_report._over_kl([{"step": 0, "success": 1.0}])) == []
