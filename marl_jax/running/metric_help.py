@@ -120,6 +120,7 @@ EVALUATION: dict[str, str] = {
     "best_by_reward@*": "Success of the sample with the highest reward",
     "right/*/*": "Share of right completions of this role at this turn",
     "accuracy": "Share of held-out demonstrations, or of verdicts, that are right",
+    "margin": "Mean score of the chosen minus that of the rejected completions of held-out pairs",
     "accuracy/*": "The same for one kind of move",
     "precision/*": "Share of the moves of this kind that the expert makes, too",
     "distinct": "Number of distinct games or examples, which decides the width of intervals",

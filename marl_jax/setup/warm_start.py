@@ -128,7 +128,7 @@ class MissingWeights:
         elif not any(backbone.learns):
             why = "checkpoints do not have frozen models"
         elif backbone.reference:
-            why = "checkpoints do not have the reference of config.algo.kl_coef"
+            why = "checkpoints do not have the initial policy, which the loss refers to"
         else:
             why = "checkpoints do not have the initial weights"
         raise RunError(f"{self.problem}; it is required because {why}")

@@ -122,7 +122,7 @@ def test_a_finished_run_is_done(runs, tmp_path, caplog, kind):
 
 
 @pytest.mark.parametrize(
-    "kind, why", [("a reference", "the reference of config.algo.kl_coef"), ("adapters", "the base of adapters")]
+    "kind, why", [("a reference", "the initial policy, which the loss refers to"), ("adapters", "the base of adapters")]
 )
 def test_weights_that_are_in_no_checkpoint_are_missed(runs, tmp_path, kind, why):
     config, folder = copied(runs[kind], tmp_path, 2)
