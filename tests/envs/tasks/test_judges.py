@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from envs.tasks.data import DataError
 from envs.tasks.judges import (
     ChatClient,
     Comparison,
@@ -19,6 +20,8 @@ from envs.tasks.judges import (
     VerdictCache,
     report,
 )
+from envs.tasks.judges.__main__ import compare_all
+from envs.tasks.judges.__main__ import main as write_pairs
 from envs.tasks.judges.judge import BadVerdict
 from envs.tasks.judges.kinds import read_ranking, read_verdict
 from envs.tasks.scorer_client import ScorerUnavailable
@@ -276,3 +279,34 @@ def test_an_endpoint_that_is_down_fails_the_comparison():
 def test_a_judge_must_implement_prefer():
     with pytest.raises(NotImplementedError):
         compare(Judge("nobody"), "4", "5")
+
+
+# --------------------------------------------------------------------------------------------------------------- pairs
+
+
+def test_pairs_are_written_by_labels(tmp_path, capsys):
+    """A header, a question with a duplicate and an empty completion, and one without different labels."""
+    rows = [
+        {"format": 1, "questions": 2},
+        {
+            "messages": [{"role": "user", "content": "2 + 2?"}],
+            "answers": [{"text": t, "right": t == "4"} for t in ("5", "4", "5", "", "6")],
+        },
+        {"messages": [{"role": "user", "content": "1 + 1?"}], "answers": [{"text": "3", "right": False}]},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert write_pairs([str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")]) == 0
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(pair["chosen"], pair["rejected"]) for pair in written] == [("4", "5"), ("4", "6")]
+    assert written[0]["prompt"] == [{"role": "user", "content": "2 + 2?"}]
+    assert "wrote 2 pairs" in capsys.readouterr().out
+    assert write_pairs([str(tmp_path / "nothing.jsonl"), str(tmp_path / "out.jsonl")]) == 1
+
+
+def test_pairs_are_written_by_a_judge():
+    rows = [{"prompt": "2 + 2?", "completions": ["5", "4", "6"]}]
+    pairs, comparisons = asyncio.run(compare_all(LanguageJudge(by_text("4")), rows, "correctness", 4))
+    assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [("4", "5"), ("4", "6")]
+    assert report(comparisons)["ties"] == pytest.approx(1 / 3), "5 and 6 are equally wrong"
+    with pytest.raises(DataError, match="a line has text, but must have messages and answers"):
+        asyncio.run(compare_all(None, [{"text": "x"}], "correctness", 4))
