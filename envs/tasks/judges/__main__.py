@@ -87,7 +87,7 @@ def _differing(answers: Sequence[Candidate], by_labels: bool):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the pairs and a report, and return the exit status: 1 if the data or the judge fails."""
+    """Write the pairs and a report, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m envs.tasks.judges", description=__doc__)
     parser.add_argument("completions", help="JSONL file of prompts with their completions")
     parser.add_argument("pairs", help="JSONL file to write")
