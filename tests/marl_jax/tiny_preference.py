@@ -1,5 +1,6 @@
 """A planted preference that is learned in seconds: the completion that repeats the letter of the prompt is chosen."""
 
+import itertools
 import json
 import random
 
@@ -10,13 +11,12 @@ ALGORITHMS = {"dpo": algorithms.dpo, "ipo": algorithms.ipo, "reward_model": algo
 
 
 def pairs(n, seed=0):
-    """Pairs with different prompts, as lines of a file."""
+    """At most 3600 pairs with different prompts, as lines of a file."""
     rng = random.Random(seed)
     rows = []
-    for _ in range(n):
-        chosen, rejected = rng.sample(tiny_verifier.LETTERS, 2)
-        (prompt,) = tiny_verifier.chat(chosen, "", rng.randint(100, 999))[:1]
-        rows.append({"prompt": [prompt], "chosen": chosen, "rejected": rejected})
+    for number, chosen in rng.sample(list(itertools.product(range(100, 1000), tiny_verifier.LETTERS)), n):
+        rejected = rng.choice(tiny_verifier.LETTERS.replace(chosen, ""))
+        rows.append({"prompt": tiny_verifier.chat(chosen, "", number)[:1], "chosen": chosen, "rejected": rejected})
     return rows
 
 
@@ -30,7 +30,9 @@ def get_config(variant="dpo", data=""):
     config = tiny_verifier.get_config()
     config.name = "tiny_preference"
     config.algo = ALGORITHMS[variant](data=data, n_pairs=32)
-    config.steps = 60
+    config.steps = 60 if variant == "reward_model" else 100
+    # With a falling rate, two letters may stay confused: the first 11 of 12 kinds of pairs are learned much earlier.
+    config.optim.schedule = "linear" if variant == "reward_model" else "constant"
     config.eval.every = 0
-    config.checkpoint.update(dict(every=60, best_metric=""))
+    config.checkpoint.update(dict(every=config.steps, best_metric=""))
     return config
