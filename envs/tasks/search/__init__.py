@@ -1,0 +1,4 @@
+"""Question answering with a search engine.
+
+- `index`: BM25 over passages.
+"""
