@@ -32,6 +32,7 @@ TASKS.add("program", "envs.tasks.program.task:AgentProgram")
 TASKS.add("question", "envs.tasks.question.task:Question")
 TASKS.add("sciq", "envs.tasks.question.sets:SciQ")
 TASKS.add("solver_checker", "envs.tasks.solver_checker:SolverChecker")
+TASKS.add("sql", "envs.tasks.sql.task:Sql")
 
 
 def make_task(name: str, **params: Any) -> Task:

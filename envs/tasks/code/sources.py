@@ -16,7 +16,7 @@ from pathlib import Path
 from envs.tasks.code import contests, readers, sample
 from envs.tasks.code.rows import Row, check_row, make_row, split
 from envs.tasks.data import DataError, Dataset, check_disjoint, find, from_jsonl, from_list
-from envs.tasks.data.places import ROOT
+from envs.tasks.data.places import ROOT, warn_of_sample
 from envs.tasks.task import SPLITS
 
 log = logging.getLogger(__name__)
@@ -86,10 +86,7 @@ def _load(name: str, root: str) -> dict[str, Dataset]:
         return _as_parts(name, [own_row(row) for row in from_jsonl(path)])
     rows = read(name)
     if rows is None:
-        names = " or ".join(files[0] for files, _ in SOURCES[name].files)
-        log.warning(
-            "%s: file %s not found in $%s (%s); using the built-in sample", name, names, ROOT, root or "not set"
-        )
+        warn_of_sample(name, [files[0] for files, _ in SOURCES[name].files])
         return _load(SAMPLE, root)
     return _as_parts(name, rows)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from envs.tasks.data.dataset import DataError, Dataset
@@ -12,6 +14,8 @@ from envs.tasks.data.tfds import from_tfds
 
 ROOT = "MARL_JAX_DATA"
 """Environment variable with the folder of data files."""
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = ("", ".jsonl", ".jsonl.gz", ".jsonl.xz")
 
@@ -30,6 +34,15 @@ def find(name: str) -> Path | None:
             if (path := place / f"{name}{suffix}").is_file():
                 return path
     return None
+
+
+def warn_of_sample(dataset: str, files: Sequence[str]) -> None:
+    """Log that the built-in sample replaces missing files, and how to download them."""
+    log.warning(
+        "%s: file %s not found in $%s (%s); using the built-in sample. To download it: "
+        "python -m envs.tasks.data.prepare %s",
+        dataset, " or ".join(files), ROOT, os.environ.get(ROOT) or "not set", dataset,
+    )  # fmt: skip
 
 
 def open_dataset(source: str, part: str) -> Dataset:

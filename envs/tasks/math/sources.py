@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 from envs.tasks.data import DataError, Dataset, check_disjoint, check_fields, cut, find, from_jsonl, from_list
-from envs.tasks.data.places import ROOT
+from envs.tasks.data.places import ROOT, warn_of_sample
 from envs.tasks.math import sample
 from envs.tasks.task import SPLITS, check_split
-
-log = logging.getLogger(__name__)
 
 SAMPLE = "sample"
 FIELDS = ("id", "question", "answer", "source")
@@ -150,8 +147,7 @@ def _load(name: str, root: str) -> dict[str, tuple[MathProblem, ...]]:
     source = SOURCES[name]
     paths = {part: find(file) for part, file in source.files.items()}
     if absent := [source.files[part] for part, path in paths.items() if path is None]:
-        where = f"${ROOT} ({root or 'not set'})"
-        log.warning("%s: file %s not found in %s; using the built-in sample", name, " or ".join(absent), where)
+        warn_of_sample(name, absent)
         return _load(SAMPLE, root)
     parts = {part: read(path, source, f"{name}/{part}") for part, path in paths.items() if path is not None}
     if "train" in parts:

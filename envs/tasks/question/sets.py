@@ -23,8 +23,6 @@ LABELS = {"e": "entailment", "n": "neutral", "c": "contradiction"}
 class _Found(Question):
     """A question task that searches for its files if the config names none."""
 
-    files: ClassVar[Mapping[str, str]] = {}
-
     def sources(self) -> dict[str, str]:
         """Return the sources of the config, or else the files that exist.
 
@@ -55,6 +53,7 @@ class Nli(_Found):
     system: str = r"Give a reason, then write the label in \boxed{}."
     answer: str = "label"
 
+    prepared: ClassVar[str] = "anli"
     files: ClassVar[Mapping[str, str]] = {"train": "anli_train", "validation": "anli_dev", "test": "anli_test"}
     sample: ClassVar[Mapping[str, Sequence[dict]]] = samples.NLI
 
@@ -86,6 +85,7 @@ class _MultipleChoice(_Found):
 class Arc(_MultipleChoice):
     """ARC: science questions from school exams, with three to five options."""
 
+    prepared: ClassVar[str] = "arc"
     files: ClassVar[Mapping[str, str]] = {
         "train": "arc_challenge_train", "validation": "arc_challenge_val", "test": "arc_challenge_test",
     }  # fmt: skip
@@ -112,6 +112,7 @@ class SciQ(_MultipleChoice):
 
     support: bool = False
 
+    prepared: ClassVar[str] = "sciq"
     files: ClassVar[Mapping[str, str]] = {"train": "sciq_train", "validation": "sciq_val", "test": "sciq_test"}
     sample: ClassVar[Mapping[str, Sequence[dict]]] = samples.CHOICES
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
 from envs.tasks.data import DataError, Dataset, check_fields, from_list, make_splits, open_dataset
 from envs.tasks.data.dataset import summary
+from envs.tasks.data.places import warn_of_sample
 from envs.tasks.question import samples
 from envs.tasks.question.compare import COMPARISONS, FORMATS, check_answer, grade
 from envs.tasks.question.template import fields_of, fill
@@ -76,6 +77,9 @@ class Question(Task):
     limit: float = 5.0
 
     sample: ClassVar[Mapping[str, Sequence[dict]]] = samples.QUESTIONS
+    files: ClassVar[Mapping[str, str]] = {}
+    prepared: ClassVar[str] = ""
+    """Name of the dataset for `envs.tasks.data.prepare`."""
 
     def __post_init__(self):
         for name, value, accepted in (
@@ -131,6 +135,8 @@ class Question(Task):
         else:
             parts = {part: from_list(rows, f"the sample of {part}") for part, rows in self.sample.items()}
             total = sum(map(len, parts.values()))
+            if self.files:
+                warn_of_sample(self.prepared, tuple(self.files.values()))
             log.info("%s: no data file, so the built-in sample of %d examples is used", type(self).__name__, total)
         for data in parts.values():
             self.check(data)

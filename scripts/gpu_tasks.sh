@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# SQL, search, discovery and Verilog on one GPU: one agent and a team, before and after training at equal completions.
+#
+#   QWEN=FILE.gguf scripts/gpu_tasks.sh [sql] [search] [discovery] [verilog]        # the first three by default
+#
+# QWEN is Qwen2.5-Coder-0.5B-Instruct; without it the weights are downloaded. The data must be in MARL_JAX_DATA
+# (`python -m envs.tasks.data.prepare sqleval hotpotqa squad discoverybench verilogeval`). Every form trains for 300 seconds
+# (SECONDS_PER_FORM); test results with intervals are written to $OUT (default: runs/gpu_tasks). The same command continues
+# where it was stopped.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+out=${OUT:-runs/gpu_tasks}
+mkdir -p "$out"
+model=qwen2.5-coder-0.5b
+
+launch() { # launch TASK FORM [FLAGS...]
+  local task=$1 form=$2
+  shift 2
+  timeout --preserve-status --signal=TERM --kill-after=120 "${SECONDS_PER_FORM:-300}" python launch.py \
+    --config="experiments/$task.py:$form+$model" --workdir="$out/$task/$form" ${QWEN:+--config.model.weights="$QWEN"} "$@"
+}
+
+compare() { # compare TASK
+  for form in single roles_prompt; do launch "$1" "$form" --mode=eval; done
+  for form in single_grpo at_grpo_shared; do
+    launch "$1" "$form" --config.steps="${STEPS:-100}" --config.eval.every=0
+    launch "$1" "$form" --mode=eval
+  done
+}
+
+names="sql search discovery verilog"
+[ $# -gt 0 ] || set -- sql search discovery
+for name in "$@"; do
+  [[ " $names " == *" $name "* ]] || { echo "unknown name $name; names: $names" >&2; exit 2; }
+done
+for name in "$@"; do
+  echo "== $name"
+  compare "$name" 2>&1 | tee -a "$out/$name.log"
+done
