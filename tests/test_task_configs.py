@@ -1,4 +1,4 @@
-"""Experiments whose answers are tried and revised: every form can run and has the same budget."""
+"""Experiments with feedback from the environment: every form can run and has the same budget."""
 
 import importlib
 
@@ -10,7 +10,7 @@ from marl_jax.schema import validate
 MODELS = ("", "+qwen2.5-coder-0.5b")
 
 
-@pytest.mark.parametrize("name", ["sql"])
+@pytest.mark.parametrize("name", ["sql", "search"])
 def test_every_form_can_run_and_samples_as_many_completions(name):
     experiment = importlib.import_module(f"experiments.{name}")
     for model in MODELS:

@@ -31,6 +31,7 @@ TASKS.add("planning", "envs.tasks.planning.task:Planning")
 TASKS.add("program", "envs.tasks.program.task:AgentProgram")
 TASKS.add("question", "envs.tasks.question.task:Question")
 TASKS.add("sciq", "envs.tasks.question.sets:SciQ")
+TASKS.add("search", "envs.tasks.search.task:Search")
 TASKS.add("solver_checker", "envs.tasks.solver_checker:SolverChecker")
 TASKS.add("sql", "envs.tasks.sql.task:Sql")
 
