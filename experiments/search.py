@@ -25,7 +25,7 @@ def get_config(form: str | None = None):
     config = reasoning.reasoning(
         "search", form, seats=("searcher", "reader"), answers=ANSWERS,
         params=dict(dataset="squad", passages="", turns=TURNS, k=3), single=dict(form="single"),
-        roles=dict(form="roles"), small=dict(dataset="sample"), max_new_tokens=128,
+        roles=dict(form="roles"), small=dict(dataset="sample"), room=192 * TURNS, max_new_tokens=128,
     )  # fmt: skip
     config.name = "search"
     return config
