@@ -162,7 +162,8 @@ def _sha256(path: Path) -> str:
 
 def main(argv: list[str]) -> int:
     """Prepare the named datasets and return the exit status: 1 if one of them failed."""
-    parser = argparse.ArgumentParser(prog="python -m envs.tasks.data.prepare", description=__doc__.partition("\n")[0])
+    about = "Download datasets into the folder of data files."
+    parser = argparse.ArgumentParser(prog="python -m envs.tasks.data.prepare", description=about)
     parser.add_argument("names", nargs="*", metavar="NAME", help="Names of datasets")
     parser.add_argument("--list", action="store_true", help="List of all datasets with their licences")
     parser.add_argument("--to", default=os.environ.get(ROOT), metavar="DIR", help=f"Folder; by default ${ROOT}")
@@ -177,7 +178,7 @@ def main(argv: list[str]) -> int:
                 f"{name}: {source.licence}; {source.origin}; {pinned} of {len(source.files)} files pinned\n"
             )
         return 0
-    names = [ALIASES.get(name, name) for name in given.names]
+    names: list[str] = [ALIASES.get(name, name) for name in map(str, given.names)]
     for name in names:
         if name in NO_SOURCE:
             parser.error(f"{name} cannot be downloaded: {NO_SOURCE[name]}")
