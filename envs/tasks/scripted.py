@@ -49,8 +49,9 @@ class ScriptedAsk:
         replies: (seat, turn, reply) of every reply, including all candidates.
     """
 
-    def __init__(self, task: Task, answer: Answering, candidates: int = 1, seed: int = 0):
+    def __init__(self, task: Task, answer: Answering, candidates: int = 1, seed: int = 0, step: int = 0):
         self.task, self.answer, self.candidates, self.random = task, answer, candidates, random.Random(seed)
+        self.step = step
         self.replies: list[tuple[int, int, Reply]] = []
 
     def chat(self, seat: int, system: str | None = None) -> ScriptedChat:
@@ -84,7 +85,9 @@ class ScriptedAsk:
         raise TaskError("session: scripted episodes have no server")
 
 
-def play(task: Task, example: Any, answer: Answering, candidates: int = 1) -> tuple[Outcome, ScriptedAsk]:
+def play(
+    task: Task, example: Any, answer: Answering, candidates: int = 1, step: int = 0
+) -> tuple[Outcome, ScriptedAsk]:
     """Play one episode in which a function replies for all seats."""
-    ask = ScriptedAsk(task, answer, candidates)
+    ask = ScriptedAsk(task, answer, candidates, step=step)
     return asyncio.run(task.play(ask, example)), ask

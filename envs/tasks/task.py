@@ -106,10 +106,12 @@ class Ask(Protocol):
     Attributes:
         candidates: Number of candidates per turn that the algorithm wants (K); 1 for most algorithms.
         random: Random number generator, seeded for this episode.
+        step: Training step, for context agents that change over time; 0 in evaluations.
     """
 
     candidates: int
     random: random.Random
+    step: int
 
     def chat(self, seat: int, system: str | None = None) -> Chat:
         """Open a new, empty chat with a seat.

@@ -89,7 +89,7 @@ class EpisodeAsk:
     def __init__(self, runner: EpisodeRunner, job: Job, journal: Journal):
         self._runner, self._job, self._journal = runner, job, journal
         self.chats: list[TokenChat] = []
-        self.candidates = runner.candidates
+        self.candidates, self.step = runner.candidates, job.step
         self._opened: Counter[int] = Counter()
         self._calls: Counter[str] = Counter()
         self._running: set[str] = set()
