@@ -12,7 +12,7 @@ def write_run(folder, values, at, payoffs=()):
     (folder / "config.json").write_text(json.dumps({"task": {"params": {"switch_at": at}}}))
     rows = [{"step": n, "task/best": value, "approx_kl": 0.01 * n} for n, value in enumerate(values, 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    evals = [{"step": step, "opponent": "self", "success": own, "own_vs_fair": own} for step, own in payoffs]
+    evals = [{"step": step, "opponent": "self", "success": own, "success_vs_fair": own} for step, own in payoffs]
     (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evals))
 
 

@@ -5,7 +5,7 @@
 
 The folders are runs of one form with different seeds. The page has
 
-- the payoff matrix: evaluated checkpoint x partner, mean and standard deviation over runs (`own_vs_PARTNER`);
+- the payoff matrix: evaluated checkpoint x partner, mean and standard deviation over runs (`success_vs_PARTNER`);
 - for every switch (`task.params.switch_at`), the drop of a training metric, which is the mean of the last updates
   before the switch minus that of the first ones after it, and the number of updates until its moving mean is back;
 - the KL of an update (`approx_kl`) before and after each switch, and the KL to the initial policy (`kl`);
@@ -29,7 +29,7 @@ from typing import Any
 from experiments.tables.records import Damaged, evaluations, lines_of, read_json
 from experiments.tables.runner import markdown_table
 
-VERSUS = "_vs_"
+VERSUS = "success_vs_"
 WINDOW = 5
 
 
@@ -63,9 +63,8 @@ def switches(values: Mapping[int, float], at: Iterable[int], window: int = WINDO
         at: Numbers of updates before each switch, ascending.
         window: Number of updates to average.
     """
-    at, measured = list(at), []
-    ends = [*at[1:], max(values, default=0)]
-    for update, end in zip(at, ends, strict=True):
+    measured = []
+    for update, end in itertools.pairwise([*at, max(values, default=0)]):
         before = [values[n] for n in range(update - window + 1, update + 1) if n in values]
         later = [values[n] for n in range(update + 1, end + 1) if n in values]
         if len(before) < window or len(later) < window:
@@ -80,18 +79,13 @@ def _moving(values: Sequence[float], window: int) -> list[float]:
     return [statistics.fmean(values[i : i + window]) for i in range(len(values) - window + 1)]
 
 
-def payoffs(runs: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> dict[int, dict[str, list[float]]]:
-    """Return the values of all runs by evaluated step and partner.
-
-    Args:
-        runs: Rows of each run's evaluations.
-        metric: Metric before `_vs_`.
-    """
+def payoffs(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[int, dict[str, list[float]]]:
+    """Return the success of all runs by evaluated step and partner, from the rows of their evaluations."""
     matrix: dict[int, dict[str, list[float]]] = {}
     for row in itertools.chain(*runs):
         for name, value in row.items():
-            if name.startswith(metric + VERSUS) and row["opponent"] == "self":
-                partner = name.removeprefix(metric + VERSUS)
+            if name.startswith(VERSUS) and row["opponent"] == "self":
+                partner = name.removeprefix(VERSUS)
                 matrix.setdefault(row["step"], {}).setdefault(partner, []).append(value)
     return dict(sorted(matrix.items()))
 
@@ -107,7 +101,7 @@ def page(folders: Sequence[Path], metric: str | None, window: int) -> str:
         raise Damaged("the runs switch at different updates; name only runs of one form")
     metric = metric or ("best" if any("task/best" in row for run in training for row in run.values()) else "success")
     name = metric if metric == "success" else f"task/{metric}"
-    lines = [*_payoff_lines(payoffs(evaluated, "own"))]
+    lines = [*_payoff_lines(payoffs(evaluated))]
     lines += _switch_lines(training, at[0], name, window)
     last = [run[-1]["success"] for run in evaluated if run and "success" in run[-1]]
     lines.append(f"Success of the last evaluation over {len(last)} runs: {_spread(last)}.")

@@ -170,7 +170,8 @@ class _Episode:
                 reply.reward(agent=gains[seat])
         won = (1 + (earned[0] > earned[1]) - (earned[0] < earned[1])) / 2
         success = {"own": own, "adversarial": won, "cooperative": joint}[goal]
-        return Outcome(success, self._metrics(bundle, own, other, joint, won), reason)
+        metrics = {**self._metrics(bundle, own, other, joint, won), f"success_vs_{self.partner}": success}
+        return Outcome(success, metrics, reason)
 
     def _metrics(self, bundle: Bundle | None, own: float, other: float, joint: float, won: float) -> dict[str, float]:
         """Return the measures of a negotiation.
@@ -183,7 +184,6 @@ class _Episode:
         metrics = {
             "own": own, "other": other, "joint": joint, "win": won, "deal": float(bundle is not None),
             "invalid": self.invalid / max(self.written, 1), "messages": self.written,
-            f"own_vs_{self.partner}": own, f"deal_vs_{self.partner}": float(bundle is not None),
         }  # fmt: skip
         if bundle is not None:
             metrics["pareto"] = float(deals.is_pareto(context, bundle))

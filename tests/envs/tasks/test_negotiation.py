@@ -1,6 +1,5 @@
 """Negotiation: contexts, exact optima against exhaustive oracles, episodes, bad messages and partners."""
 
-import dataclasses
 import os
 import re
 
@@ -136,14 +135,14 @@ def optimum(context, name, turns):
 
 
 @given(small_contexts, st.sampled_from(sorted(STRATEGIES)))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_best_response_equals_an_exhaustive_search_of_all_negotiations(context, name):
-    turns = 1 if name == "random" else 2
+    turns = 2 if name == "random" else 3
     assert optimum(context, name, turns) == pytest.approx(slow_optimum(context, STRATEGIES[name], turns))
 
 
 @given(small_contexts, st.sampled_from(["fair", "greedy", "deceptive"]), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_no_messages_earn_more_than_the_best_response_and_some_earn_it(context, name, data):
     task = Negotiation(partners=(name,), turns=2)
     offers = [f"OFFER {messages.list_items(context['items'], b)}" for b in deals.bundles(context["counts"])]
@@ -167,7 +166,7 @@ def test_a_deal_is_rewarded_by_the_goal():
         outcome, ask = negotiate(Negotiation(goal=goal), CONTEXT, offer)
         assert outcome.success == success and outcome.reason == "deal"
         assert [(r.rewards.team, r.rewards.agent) for *_, r in ask.replies] == [rewards]
-    assert outcome.metrics | {"own": 0.8, "other": 0.8, "joint": 1, "pareto": 1, "envy": 0, "deal": 1, "best": 0.8} == (
+    assert outcome.metrics | {"own": 0.8, "other": 0.8, "joint": 1, "pareto": 1, "envy": 0, "deal": 1, "best": 1} == (
         outcome.metrics
     )
 
@@ -249,8 +248,6 @@ def test_partners_change_at_the_given_updates_and_are_equal_for_all_episodes_of_
     assert drawn[0] == drawn[1] != drawn[2] and set(drawn[0]) == set(STRATEGIES)
     task = Negotiation(partners=("random",), **SMALL)
     example = task.examples("train")[0] | {"first": 1}
-    openings = [negotiate(task, example, "QUIT", step=step)[1].replies for step in (0, 0, 1)]
-    assert len(openings) == 3
     seen = []
     for step in (0, 0, 1, 2, 3):
         play(task, example, lambda seat, chat, k: seen.append(chat[-1]["content"]) or "QUIT", step=step)
@@ -261,7 +258,7 @@ def test_evaluations_meet_every_partner():
     task = Negotiation(form="model", turns=1, starts="learner", **SMALL).for_evaluation()
     rows = task.examples("test")
     assert [row["partner"] for row in rows] == list(STRATEGIES) * 2 and task.roles == ("learner",) and task.turns == 3
-    assert "own_vs_greedy" in negotiate(task, rows[1], "ACCEPT")[0].metrics
+    assert "success_vs_greedy" in negotiate(task, rows[1], "ACCEPT")[0].metrics
 
 
 @pytest.mark.parametrize(
@@ -322,12 +319,7 @@ def test_a_small_run_from_end_to_end(form, tmp_path, monkeypatch):
     rows = read_json_lines(tmp_path / "run" / "metrics.jsonl")
     assert all(row["episodes/failed"] == 0 and row["task/invalid"] < 1 for row in rows)
     if form == "multi_switch":
-        assert "task/own_vs_fair" in rows[0] and "task/own_vs_greedy" in rows[1]
+        assert "task/success_vs_fair" in rows[0] and "task/success_vs_greedy" in rows[1]
     text = partners.page([tmp_path / "run"], None, 1)
     assert re.search(r"\| updates \| deceptive \| fair \| greedy \| random \|", text)
     assert ("Switches" in text) == (form == "multi_switch")
-
-
-def test_replacing_a_parameter_keeps_the_task_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Negotiation().turns = 2  # pyright: ignore[reportAttributeAccessIssue]
