@@ -82,5 +82,6 @@ def partnered(
         config.algo.update(dict(grad_accum_steps=8, kl_coef=0.01, pack=4))
     config.task.n_episodes = (SMALL_ROOM if model is None else ROOM) // completions[form != "single"]
     if form == "multi_learning":
+        config.algo.pack = 0  # one policy only
         reasoning.per_role(config, seats)
     return config

@@ -80,7 +80,7 @@ def _moving(values: Sequence[float], window: int) -> list[float]:
 
 
 def payoffs(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[int, dict[str, list[float]]]:
-    """Return the success of all runs by evaluated step and partner, from the rows of their evaluations."""
+    """Return the success of all runs by evaluated step and partner."""
     matrix: dict[int, dict[str, list[float]]] = {}
     for row in itertools.chain(*runs):
         for name, value in row.items():
