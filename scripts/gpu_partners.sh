@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Single-agent against multi-agent training with context agents, on one GPU (docs/partners.md).
 #
-#   QWEN_05B=FILE.gguf scripts/gpu_partners.sh [negotiation] [debugging]
+#   QWEN_05B=FILE.gguf scripts/gpu_partners.sh [negotiation] [debugging] [story]
 #
 # QWEN_05B is Qwen2.5-Coder-0.5B-Instruct; without it the weights are downloaded. Every form is trained with the seeds SEEDS
 # (default: "0 1 2") and tested on held-out examples against all partners. Results are written to $OUT (default:
@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${OUT:-runs/gpu_partners}
 model=(${QWEN_05B:+--config.model.weights="$QWEN_05B"})
 forms="single multi_fixed multi_pool multi_switch multi_learning"
-names="negotiation debugging"
+names="negotiation debugging story"
 [ $# -gt 0 ] || set -- $names
 for name in "$@"; do
   [[ " $names " == *" $name "* ]] || { echo "unknown name $name; names: $names" >&2; exit 2; }

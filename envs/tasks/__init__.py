@@ -36,6 +36,7 @@ TASKS.add("sciq", "envs.tasks.question.sets:SciQ")
 TASKS.add("search", "envs.tasks.search.task:Search")
 TASKS.add("solver_checker", "envs.tasks.solver_checker:SolverChecker")
 TASKS.add("sql", "envs.tasks.sql.task:Sql")
+TASKS.add("story", "envs.tasks.story.task:Story")
 
 
 def make_task(name: str, **params: Any) -> Task:
