@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from configs import partnered
 from envs.tasks.code import calls, sample
 from envs.tasks.code.rows import make_row
 from envs.tasks.debugging import planting, task
@@ -14,8 +13,6 @@ from envs.tasks.debugging.mutations import KINDS, mutants
 from envs.tasks.debugging.task import Debugging, NoBug
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
 from envs.tasks.scripted import play
-from experiments import debugging
-from marl_jax.schema import validate
 
 SOLUTION = "def largest(a, b):\n    # of two numbers\n    if a > b:\n        return a\n    return b"
 TESTS = [{"call": f"largest{pair}", "expect": str(max(pair))} for pair in ((1, 2), (5, 3), (4, 4))]
@@ -194,13 +191,6 @@ def test_published_bugs_break_a_test_and_published_solutions_repair_them(monkeyp
     assert len(repaired) >= 36 and all(repaired)
 
 
-@pytest.mark.parametrize("model", ["", "+qwen2.5-coder-0.5b"])
-def test_every_form_is_valid_and_has_the_same_budget(model):
-    room = {}
-    for form in partnered.FORMS:
-        config = debugging.get_config(form + model)
-        validate.check(config)
-        room[form] = config.task.n_episodes * debugging.TURNS
-    assert set(room.values()) == {partnered.ROOM if model else partnered.SMALL_ROOM}
+def test_an_unknown_kind_of_bug_is_rejected():
     with pytest.raises(ValueError, match="partners contains 'typos', but must contain only: operators"):
         Debugging(partners=("typos",))

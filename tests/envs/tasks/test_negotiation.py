@@ -1,13 +1,11 @@
 """Negotiation: contexts, exact optima against exhaustive oracles, episodes, bad messages and partners."""
 
 import os
-import re
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from configs import partnered
 from envs.tasks.data import from_list
 from envs.tasks.data.dataset import DataError
 from envs.tasks.negotiation import contexts, deals, messages
@@ -16,8 +14,6 @@ from envs.tasks.negotiation.task import Negotiation
 from envs.tasks.partners import Partners
 from envs.tasks.scripted import play
 from envs.tasks.task import SPLITS
-from experiments import negotiation
-from marl_jax.schema import validate
 
 SMALL = dict(n_train=40, n_validation=8, n_test=8)
 CONTEXT = contexts.make_context(["book", "hat"], [2, 1], [[4, 2], [1, 8]], "k") | {"first": 0}
@@ -277,49 +273,3 @@ def test_evaluations_meet_every_partner():
 def test_wrong_parameters_are_rejected(changes, match):
     with pytest.raises(ValueError, match=match):
         Negotiation(**changes)
-
-
-@pytest.mark.parametrize("model", ["", "+qwen2.5-coder-0.5b"])
-def test_every_form_is_valid_and_has_the_same_budget(model):
-    room = set()
-    for form in partnered.FORMS:
-        config = negotiation.get_config(form + model)
-        validate.check(config)
-        room.add(config.task.n_episodes * (1 if form == "single" else negotiation.TURNS))
-    assert room == {partnered.ROOM if model else partnered.SMALL_ROOM}
-    assert set(negotiation.get_config("multi_learning" + model).policies) == set(negotiation.SEATS)
-
-
-RUNS = ["multi_switch", "single", "multi_learning"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("form", RUNS)
-def test_a_small_run_from_end_to_end(form, tmp_path, monkeypatch):
-    """Let the byte model make offers, so that its episodes differ in their rewards."""
-    from experiments.tables import partners
-    from marl_jax.modes import train
-    from marl_jax.running.metrics import read_json_lines
-
-    read = messages.read_message
-    monkeypatch.setattr(
-        messages, "read_message", lambda text, *rest: read(f"OFFER book={len(set(text)) % 2}\n{text}", *rest)
-    )
-    config = negotiation.get_config(form)
-    config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
-    config.steps, config.mesh.data = 2, 1
-    config.algo.update(dict(group_size=2, minibatches=1, guard="off"))
-    config.task.update(dict(n_episodes=4, max_num_seqs=4))
-    config.eval.update(dict(every=2, games=8))
-    config.log.update(dict(games=0, tensorboard=False, progress=False))
-    if form == "multi_switch":
-        config.task.params.switch_at = (1,)
-    validate.check(config)
-    train.train(config, tmp_path / "run")
-    rows = read_json_lines(tmp_path / "run" / "metrics.jsonl")
-    assert all(row["episodes/failed"] == 0 and row["task/invalid"] < 1 for row in rows)
-    if form == "multi_switch":
-        assert "task/success_vs_fair" in rows[0] and "task/success_vs_greedy" in rows[1]
-    text = partners.page([tmp_path / "run"], None, 1)
-    assert re.search(r"\| updates \| deceptive \| fair \| greedy \| random \|", text)
-    assert ("Switches" in text) == (form == "multi_switch")

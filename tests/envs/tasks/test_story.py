@@ -2,15 +2,12 @@
 
 import pytest
 
-from configs import partnered
 from envs.tasks.scripted import play
 from envs.tasks.story import briefs
 from envs.tasks.story.coauthors import CO_AUTHORS
 from envs.tasks.story.scoring import is_linked, problem_of, repetition, score
 from envs.tasks.story.task import Story
 from envs.tasks.task import SPLITS
-from experiments import story
-from marl_jax.schema import validate
 
 SMALL = dict(n_train=20, n_validation=10, n_test=10)
 BRIEF = {
@@ -121,13 +118,3 @@ def test_briefs_are_disjoint_and_evaluations_have_all_co_authors():
     assert [row["partner"] for row in made.examples("test")] == list(CO_AUTHORS) * 2 and made.roles == ("learner",)
     with pytest.raises(ValueError, match="partners contains 'kind', but must contain only: helpful"):
         Story(partners=("kind",))
-
-
-@pytest.mark.parametrize("model", ["", "+smollm2"])
-def test_every_form_is_valid_and_has_the_same_budget(model):
-    room = set()
-    for form in partnered.FORMS:
-        config = story.get_config(form + model)
-        validate.check(config)
-        room.add(config.task.n_episodes * story.TURNS)
-    assert room == {partnered.ROOM if model else partnered.SMALL_ROOM}
