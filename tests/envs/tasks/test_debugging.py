@@ -1,7 +1,6 @@
 """Debugging: mutations, verified bugs, repairs, rewards of both seats, and bad completions."""
 
 import ast
-import os
 import re
 
 import pytest
@@ -13,6 +12,7 @@ from envs.tasks.debugging.mutations import KINDS, mutants
 from envs.tasks.debugging.task import Debugging, NoBug
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
 from envs.tasks.scripted import play
+from tests.conftest import shared_data
 
 SOLUTION = "def largest(a, b):\n    # of two numbers\n    if a > b:\n        return a\n    return b"
 TESTS = [{"call": f"largest{pair}", "expect": str(max(pair))} for pair in ((1, 2), (5, 3), (4, 4))]
@@ -164,9 +164,8 @@ def test_bugs_change_from_step_to_step_unless_they_are_static():
     assert len(set(seen[0])) == 1 and seen[1][0] == seen[1][1] and len(set(seen[1])) > 1
 
 
-@pytest.mark.skipif("MARL_JAX_SHARED_DATA" not in os.environ, reason="needs the published files")
 def test_published_programs_are_read_and_have_their_bugs(monkeypatch):
-    monkeypatch.setenv("MARL_JAX_DATA", os.environ["MARL_JAX_SHARED_DATA"])
+    monkeypatch.setenv("MARL_JAX_DATA", str(shared_data("open/quixbugs_python.jsonl.gz").parents[1]))
     made = Debugging().for_evaluation()
     rows = made.examples("test")
     assert (len(rows), len(made.examples("train")), len(made.examples("validation"))) == (40, 371, 90)
@@ -178,9 +177,8 @@ def test_published_programs_are_read_and_have_their_bugs(monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif("MARL_JAX_SHARED_DATA" not in os.environ, reason="needs the published files")
 def test_published_bugs_break_a_test_and_published_solutions_repair_them(monkeypatch):
-    monkeypatch.setenv("MARL_JAX_DATA", os.environ["MARL_JAX_SHARED_DATA"])
+    monkeypatch.setenv("MARL_JAX_DATA", str(shared_data("open/quixbugs_python.jsonl.gz").parents[1]))
     made, repaired = Debugging(turns=1).for_evaluation(), []
     for row in made.examples("test"):
         try:

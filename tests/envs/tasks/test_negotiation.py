@@ -1,7 +1,5 @@
 """Negotiation: contexts, exact optima against exhaustive oracles, episodes, bad messages and partners."""
 
-import os
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -14,6 +12,7 @@ from envs.tasks.negotiation.task import Negotiation
 from envs.tasks.partners import Partners
 from envs.tasks.scripted import play
 from envs.tasks.task import SPLITS
+from tests.conftest import shared_data
 
 SMALL = dict(n_train=40, n_validation=8, n_test=8)
 CONTEXT = contexts.make_context(["book", "hat"], [2, 1], [[4, 2], [1, 8]], "k") | {"first": 0}
@@ -54,9 +53,8 @@ def test_generated_contexts_follow_the_rules_and_splits_are_disjoint():
         contexts.generate(0, (2705, 1, 1))
 
 
-@pytest.mark.skipif("MARL_JAX_SHARED_DATA" not in os.environ, reason="needs the published files")
 def test_published_contexts_are_read_and_the_generator_draws_all_of_them(monkeypatch):
-    monkeypatch.setenv("MARL_JAX_DATA", os.environ["MARL_JAX_SHARED_DATA"])
+    monkeypatch.setenv("MARL_JAX_DATA", str(shared_data("open/casino_test.jsonl.gz").parents[1]))
     known = {row["key"] for row in contexts.everything()}
     parts = contexts.load("dealornodeal", 0, (1, 1, 1))
     assert {part: len(parts[part]) for part in SPLITS} == {"train": 3693, "validation": 389, "test": 390}
