@@ -21,6 +21,7 @@ FORMS = {
     "hanabi, two players": dict(name="hanabi"),
     "kuhn": dict(name="kuhn"),
     "leduc": dict(name="leduc"),
+    "matrix": dict(name="matrix"),
     "plan_path": dict(name="plan_path", size=5, mask_invalid=True, **LEVELS),
     "sokoban, two roles": dict(name="sokoban", roles="two", **LEVELS),
     "sudoku, two roles, local view": dict(name="sudoku", roles="two", view="local", mask_invalid=True, **LEVELS),

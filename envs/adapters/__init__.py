@@ -20,6 +20,7 @@ IDS: dict[str, dict[str, Any]] = {
     "HanabiSmall": dict(game="hanabi", preset="small"),
     "Kuhn": dict(game="kuhn"),
     "Leduc": dict(game="leduc"),
+    "TwoStep": dict(game="matrix"),
     "PlanPath": dict(game="plan_path"),
     "Sokoban": dict(game="sokoban"),
     "Sudoku": dict(game="sudoku"),

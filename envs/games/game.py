@@ -79,6 +79,9 @@ class Game(abc.ABC):
     stakes: ClassVar[bool] = False
     """Whether wins of a competitive game differ in size, so that the return is more informative than the winner."""
 
+    simultaneous: ClassVar[bool] = False
+    """Whether every seat moves once per round, in order, without seeing the other moves of the round."""
+
     perfect_information: ClassVar[bool] = False
     """Whether all seats see everything and moves are deterministic, so that a move can be tried before it is made."""
 

@@ -105,6 +105,15 @@ class Leduc(Reader):
         self.known[1] = self.known[1] or public
 
 
+class Matrix(Reader):
+    """The seat stays, and the state follows from the round; the other's choice is never shown."""
+
+    def update(self, event):
+        """Who, own choice, state."""
+        other, choice, self.known[1] = event
+        assert (choice == self.game.n_actions) == other
+
+
 class Puzzle(Reader):
     """Moves, proposals, and in a local view what the executor sees."""
 
@@ -372,6 +381,7 @@ READERS = {
     "connect_four": ConnectFour,
     "kuhn": Kuhn,
     "leduc": Leduc,
+    "matrix": Matrix,
     "plan_path": PlanPath,
     "sokoban": Sokoban,
     "sudoku": Sudoku,

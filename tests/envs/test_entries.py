@@ -28,6 +28,7 @@ OWN_BOTS = {
     "hanabi": ("convention",),
     "kuhn": ("equilibrium",),
     "leduc": ("equilibrium",),
+    "matrix": ("optimal",),
     "plan_path": ("solver",),
     "sokoban": ("solver",),
     "sudoku": ("solver",),

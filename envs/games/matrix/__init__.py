@@ -1,0 +1,7 @@
+"""Cooperative matrix games: rules, text, optimal bot and drawings."""
+
+from envs.games.entry import GameEntry
+
+from . import bots, draw, rules, text
+
+GAME = GameEntry(rules=rules.Matrix, text=text.text, draw=draw, bots={"optimal": bots.OptimalBot})

@@ -1,0 +1,29 @@
+"""Drawings of matrix games, in which seat 1 does not see the choice of seat 0."""
+
+import string
+
+import jax
+
+from envs.games import svg as shapes
+from envs.games.matrix.rules import MatrixState
+
+_LINE = 24
+
+
+def board(state: MatrixState, player: int | None = None) -> str:
+    """Draw the state and the choice of the first player as terminal text."""
+    return "\n".join(_lines(state, player))
+
+
+def svg(state: MatrixState, player: int | None = None) -> str:
+    """Draw the same lines as an SVG document."""
+    lines = _lines(state, player)
+    parts = [shapes.text(20, _LINE * (i + 1), line, anchor="start") for i, line in enumerate(lines)]
+    return shapes.document(260, _LINE * (len(lines) + 1), parts)
+
+
+def _lines(state: MatrixState, player: int | None) -> list[str]:
+    state = jax.device_get(state)
+    first = int(state.first)
+    choice = "–" if first < 0 else "?" if player == 1 else string.ascii_uppercase[first]
+    return [f"state         {int(state.stage)}", f"first player  {choice}"]
