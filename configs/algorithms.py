@@ -8,11 +8,15 @@ from ml_collections import ConfigDict
 
 from marl_jax import fields
 from marl_jax.algorithms.at_grpo_config import ATGRPOSettings
+from marl_jax.algorithms.coma_config import COMASettings
 from marl_jax.algorithms.grpo_config import GRPOSettings
+from marl_jax.algorithms.maddpg_config import MADDPGSettings
 from marl_jax.algorithms.ppo_config import PPOSettings
 from marl_jax.algorithms.preference_config import DPOSettings, IPOSettings, NashMDSettings, SPPOSettings
+from marl_jax.algorithms.qmix_config import QMIXSettings
 from marl_jax.algorithms.reward_model_config import RewardModelSettings
 from marl_jax.algorithms.sft_config import SFTSettings
+from marl_jax.algorithms.vdn_config import VDNSettings
 from marl_jax.algorithms.verifier_config import VerifierSettings
 from marl_jax.learning.settings import LearnerSettings, fields_of
 from marl_jax.schema import run_fields
@@ -55,6 +59,26 @@ def dr_mas(group_size: int | None = None) -> ConfigDict:
     The standard deviation is computed per agent over the batch.
     """
     return grpo(group_size, normalize="agent")
+
+
+def vdn(**changes) -> ConfigDict:
+    """Configure VDN: the value of a joint action is the sum of the seats' values."""
+    return make("vdn", VDNSettings, **changes)
+
+
+def qmix(**changes) -> ConfigDict:
+    """Configure QMIX: a monotonic network mixes the seats' values."""
+    return make("qmix", QMIXSettings, **changes)
+
+
+def coma(**changes) -> ConfigDict:
+    """Configure COMA: policy gradients with a counterfactual baseline, clipped as in PPO."""
+    return make("coma", COMASettings, **changes)
+
+
+def maddpg(**changes) -> ConfigDict:
+    """Configure MADDPG with the exact gradient over all actions."""
+    return make("maddpg", MADDPGSettings, **changes)
 
 
 def sft(**changes) -> ConfigDict:

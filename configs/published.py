@@ -104,6 +104,26 @@ def at_grpo(group_size: int = 4, **changes) -> ConfigDict:
     return algorithms.at_grpo(group_size, **_common() | own | dict(loss_agg="token", minibatches=2) | changes)
 
 
+def coma(**changes) -> ConfigDict:
+    """Configure COMA, Foerster et al. 2018 (arXiv 1705.08926).
+
+    One update per rollout without a clipped ratio: with a single step, the importance ratio is 1. The exploration of
+    the paper, a probability floor that decays, is an entropy bonus here.
+    """
+    own = dict(gamma=0.99, lam=0.8, epochs=1, minibatches=1, tis_clip=0.0, **UNGUARDED)
+    return algorithms.coma(**own | changes)
+
+
+def maddpg(**changes) -> ConfigDict:
+    """Configure MADDPG, Lowe et al. 2017 (arXiv 1706.02275), with straight-through Gumbel-softmax.
+
+    The released code has discount 0.95, targets that move by 0.01 per update and one-step targets. It replays earlier
+    transitions; here every update uses the present rollout.
+    """
+    own = dict(gradient="gumbel", gamma=0.95, lam=0.0, target_decay=0.99, epochs=1, minibatches=1, entropy_coef=0.0)
+    return algorithms.maddpg(**own | changes)
+
+
 def _exactly(group_size: int | None, own: dict, changes: dict) -> ConfigDict:
     return algorithms.grpo(group_size, **_common() | own | changes)
 

@@ -95,7 +95,18 @@ def answer(policy, prepared, last, lengths, legal, keys, temperature, cache, ada
     """
     temperatures = jnp.full(lengths.shape, policy.temperature if temperature is None else temperature, jnp.float32)
     inputs = DecodeInputs(
-        policy.model, prepared["model"], last, lengths, legal, temperatures, keys, cache, adapters, policy.dtype, prefix
+        policy.model,
+        prepared["model"],
+        last,
+        lengths,
+        legal,
+        temperatures,
+        keys,
+        cache,
+        adapters,
+        policy.dtype,
+        prefix,
+        prepared.get("critic"),
     )
     reply = policy.answers.sample(inputs)
     return Decision(reply.action, reply.tokens, reply.lengths, reply.logps, values, reply.truncated)
@@ -167,8 +178,11 @@ def values_at_prompt(
     lengths: jax.Array,
     central: tuple[jax.Array, jax.Array] | None,
 ) -> jax.Array:
-    """Return the critic's values before the completions, float32 [B]; zeros without a critic."""
-    if "critic" not in prepared or policy.critic == "none":
+    """Return the critic's values before the completions, float32 [B].
+
+    They are zeros without a critic, or if it values actions.
+    """
+    if "critic" not in prepared or policy.critic in ("none", *critics.OF_ACTIONS):
         return jnp.zeros(lengths.shape, jnp.float32)
     if policy.critic == "head":
         return critics.read(prepared["critic"], last)
@@ -179,8 +193,8 @@ def values_at_prompt(
         assert central is not None
         (tokens, lengths), prefix = central, None
     assert tokens is not None
-    values = critics.trunk(policy.model, prepared["critic"], tokens, lengths, policy.dtype, prefix=prefix)
-    return at(values, lengths - 1)
+    last = critics.trunk(policy.model, prepared["critic"], tokens, lengths, policy.dtype, prefix=prefix)
+    return critics.read(prepared["critic"], last)
 
 
 def at(x: jax.Array, positions: jax.Array) -> jax.Array:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.bots import pick
+from marl_jax.agents import critics
 from marl_jax.samples import Samples
-from marl_jax.sampling import choice, decode
+from marl_jax.sampling import choice, decode, draw
 from models.cache import Cache
 from models.logprobs import token_logprobs
 from models.lora import Lora
@@ -56,6 +57,7 @@ class DecodeInputs:
         adapters: LoRA adapters of the rows, or None.
         dtype: Dtype of the computation.
         prefix: Layers of a shared prefix that the cache does not contain.
+        critic: Parameters of the critic; None if there is none.
     """
 
     model: Model
@@ -69,6 +71,7 @@ class DecodeInputs:
     adapters: Lora | None
     dtype: jnp.dtype
     prefix: tuple | None = None
+    critic: dict | None = None
 
 
 class CompletionFormat(Protocol):
@@ -77,6 +80,11 @@ class CompletionFormat(Protocol):
     @property
     def width(self) -> int:
         """Maximum number of tokens W of a completion."""
+        ...
+
+    @property
+    def n_actions(self) -> int:
+        """Number of actions A that a completion can name."""
         ...
 
     @property
@@ -89,13 +97,13 @@ class CompletionFormat(Protocol):
         ...
 
     def score(
-        self, model: Model, params: dict, before: jax.Array, samples: Samples, temperature: float
+        self, model: Model, weights: dict, before: jax.Array, samples: Samples, temperature: float
     ) -> tuple[jax.Array, jax.Array]:
         """Compute log-probabilities and entropies of sampled tokens, both float32 [N, X].
 
         Args:
             model: The model.
-            params: Its parameters.
+            weights: Weights of the policy that determine how it acts.
             before: [N, X, D], the hidden states that predict the tokens.
             samples: The samples to score.
             temperature: The sampling temperature.
@@ -137,6 +145,11 @@ class Constrained:
         return self.choices.width
 
     @property
+    def n_actions(self) -> int:
+        """See `CompletionFormat.n_actions`."""
+        return len(self.choices.lengths)
+
+    @property
     def decodes(self) -> bool:
         """Whether some name has several tokens."""
         return self.width > 1
@@ -150,7 +163,7 @@ class Constrained:
         never = jnp.zeros(chosen.action.shape, bool)
         return Reply(chosen.action, chosen.tokens, chosen.lengths, chosen.logps, never)
 
-    def score(self, model, params, before, samples: Samples, temperature):
+    def score(self, model, weights, before, samples: Samples, temperature):
         """Score tokens under the distribution over legal names.
 
         The tokens of completion s are at positions s · W to s · W + W − 1.
@@ -158,9 +171,21 @@ class Constrained:
         fold = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
         before = before.reshape(-1, self.width, before.shape[-1])
         logps, entropy = choice.choice_logprobs(
-            model, params, before, self.choices, fold(samples.legal), fold(samples.action), temperature
+            model, weights["model"], before, self.choices, fold(samples.legal), fold(samples.action), temperature
         )
         return logps.reshape(samples.targets.shape), entropy.reshape(samples.targets.shape)
+
+    def action_logps(self, model: Model, weights: dict, before: jax.Array, samples: Samples, temperature: float):
+        """Compute the log-probabilities of all actions, float32 [N, S, A], for names of one token.
+
+        Illegal actions have -inf.
+        """
+        assert self.width == 1
+        fold = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
+        logps = choice.first_logprobs(
+            model, weights["model"], fold(before), self.choices, fold(samples.legal), temperature
+        )
+        return logps.reshape(samples.legal.shape)
 
     def written(self):
         """Return the names themselves."""
@@ -174,6 +199,56 @@ class Constrained:
     def playable(self, action, legal, keys):
         """Return the actions unchanged, since all of them are legal."""
         return action
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByValue(Constrained):
+    """The name of a legal action, chosen by the values of a Q head.
+
+    With probability `epsilon` the action is uniformly random, otherwise it is sampled from softmax(Q / temperature). At
+    temperature 0 the action with the highest value is taken.
+
+    Attributes:
+        epsilon: Probability of a uniformly random legal action.
+    """
+
+    epsilon: float = 0.0
+
+    @property
+    def decodes(self) -> bool:
+        """Always False: the hidden state after the prompt determines the complete name."""
+        return False
+
+    def sample(self, inputs: DecodeInputs) -> Reply:
+        """Choose a legal action for every row."""
+        assert inputs.critic is not None
+        logps = self._logps(inputs.critic, inputs.hidden, inputs.legal, inputs.temperature)
+        uniform = draw.row_uniform(inputs.keys, inputs.lengths)
+        action, logp = draw.categorical(logps, uniform, inputs.temperature <= 0)
+        first = jnp.arange(self.width) == 0
+        tokens = jnp.maximum(self.choices.ids, 0)[action]
+        never = jnp.zeros(action.shape, bool)
+        return Reply(action, tokens, self.choices.lengths[action], jnp.where(first, logp[:, None], 0.0), never)
+
+    def score(self, model, weights, before, samples: Samples, temperature):
+        """Score names under the distribution that sampled them, at their first token."""
+        shape = samples.targets.shape
+        hidden = before.reshape(-1, self.width, before.shape[-1])[:, 0]
+        legal = samples.legal.reshape(-1, self.n_actions)
+        logps = self._logps(weights["critic"], hidden, legal, jnp.full(len(hidden), temperature, jnp.float32))
+        chosen = jnp.take_along_axis(logps, jnp.clip(samples.action.reshape(-1, 1), 0, self.n_actions - 1), axis=1)
+        entropy = -jnp.sum(jnp.where(legal, jnp.exp(logps) * logps, 0.0), axis=-1, keepdims=True)
+        first = (jnp.arange(self.width) == 0) * jnp.any(legal, axis=1, keepdims=True)
+        return jnp.where(first, chosen, 0.0).reshape(shape), jnp.where(first, entropy, 0.0).reshape(shape)
+
+    def _logps(self, critic: dict, hidden: jax.Array, legal: jax.Array, temperature: jax.Array) -> jax.Array:
+        """Compute the log-probabilities of all actions, float32 [B, A], -inf for illegal ones."""
+        values = critics.read(critic, hidden)[..., : self.n_actions]
+        legal = legal | ~jnp.any(legal, axis=-1, keepdims=True)  # rows that pass are not used
+        greedy = jax.nn.softmax(jnp.where(legal, draw.scaled(values, temperature), -jnp.inf), axis=-1)
+        epsilon = jnp.where(temperature > 0, self.epsilon, 0.0)[:, None]
+        mixed = (1 - epsilon) * greedy + epsilon * legal / jnp.sum(legal, axis=-1, keepdims=True)
+        return jnp.where(legal, jnp.log(mixed), -jnp.inf)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,6 +273,11 @@ class FreeText:
     def width(self) -> int:
         """See `CompletionFormat.width`."""
         return self.max_new
+
+    @property
+    def n_actions(self) -> int:
+        """See `CompletionFormat.n_actions`."""
+        return len(self.lengths)
 
     @property
     def decodes(self) -> bool:
@@ -231,10 +311,10 @@ class FreeText:
         action = self.parse(tokens, said, inputs.legal)
         return Reply(action, tokens, rows.written, logps, rows.finish == decode.LENGTH)
 
-    def score(self, model, params, before, samples: Samples, temperature):
+    def score(self, model, weights, before, samples: Samples, temperature):
         """Score tokens under the distribution over the full vocabulary."""
         mask = samples.mask()
-        logps, entropy = token_logprobs(model, params, before, samples.targets, temperature)
+        logps, entropy = token_logprobs(model, weights["model"], before, samples.targets, temperature)
         return logps * mask, entropy * mask
 
     def written(self):

@@ -3,6 +3,10 @@
 - `head`: a linear map of the policy's hidden state, without another forward pass.
 - `separate`: a separate trunk, initialized from the policy's weights, that reads the same tokens.
 - `central`: a separate trunk that reads the views of all seats, the acting agent's last. It is used in training only.
+- `q`: a linear map of the policy's hidden state to the values of the game's actions and of passing. The policy acts by
+  these values.
+- `q_mixed`: the same, and a trunk that reads the views of all seats and mixes the values of a round (`mix`).
+- `q_central`: a separate trunk that reads the views of all seats and the others' actions, and values each own action.
 
 The critic of a chat reads the full conversation, or the prompt and one completion only (`answers_alone`). The second
 case costs a head another forward pass, because the hidden states of the conversation depend on the other turns.
@@ -13,44 +17,101 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from marl_jax.samples import Samples
+from marl_jax.samples import Samples, join_answer
 from models.config import ModelConfig
 from models.model import Model
 
-KINDS = ("none", "head", "separate", "central")
+KINDS = ("none", "head", "separate", "central", "q", "q_mixed", "q_central")
+OF_ACTIONS = ("q", "q_mixed", "q_central")
+"""Kinds with a value for each action."""
+ACTING = ("q", "q_mixed")
+"""Kinds whose head the policy acts by."""
+CENTRAL = ("central", "q_mixed", "q_central")
+"""Kinds that read the views of all seats."""
+MIXER_UNITS = 32
 
 
-def init(kind: str, cfg: ModelConfig, params: dict) -> dict:
-    """Initialize the critic's parameters so that all its values are 0.
+def init(
+    kind: str,
+    cfg: ModelConfig,
+    params: dict,
+    n_actions: int = 0,
+    n_seats: int = 1,
+    key: jax.Array | None = None,
+) -> dict:
+    """Initialize the critic's parameters so that the values of its head are 0.
 
     Args:
         kind: One of `KINDS`.
         cfg: The model's config.
         params: The policy's parameters. A separate trunk starts from a float32 copy of them.
+        n_actions: Number of actions of the game, for kinds `OF_ACTIONS`.
+        n_seats: Number of seats, for `q_mixed`.
+        key: PRNG key of the mixing network, whose units must differ, for `q_mixed`.
     """
     if kind not in KINDS:
         raise ValueError(f"critic is {kind!r}, but must be one of: {', '.join(KINDS)}")
     if kind == "none":
         return {}
-    head = {"weight": jnp.zeros((cfg.d_model,), jnp.float32), "bias": jnp.zeros((), jnp.float32)}
-    return head if kind == "head" else {**head, "model": jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)}
+    outputs = (n_actions + (kind in ACTING),) if kind in OF_ACTIONS else ()
+    head = {"weight": jnp.zeros((cfg.d_model, *outputs), jnp.float32), "bias": jnp.zeros(outputs, jnp.float32)}
+    if kind == "q_mixed":
+        assert key is not None
+        shape = (cfg.d_model, (n_seats + 2) * MIXER_UNITS + 1)
+        head["mix_weight"] = jax.random.normal(key, shape, jnp.float32) / jnp.sqrt(cfg.d_model)
+        head["mix_bias"] = jnp.zeros(shape[1:], jnp.float32)
+    if kind in ("head", "q"):
+        return head
+    return {**head, "model": jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)}
 
 
 def axes(kind: str, model: Model) -> dict:
     """Return the axis letters of the critic's parameters."""
     if kind == "none":
         return {}
-    head = {"weight": ("D",), "bias": ()}
-    return head if kind == "head" else {**head, "model": model.axes()}
+    outputs = ("A",) if kind in OF_ACTIONS else ()
+    head = {"weight": ("D", *outputs), "bias": outputs}
+    if kind == "q_mixed":
+        head |= {"mix_weight": ("D", "A"), "mix_bias": ("A",)}
+    return head if kind in ("head", "q") else {**head, "model": model.axes()}
+
+
+def acting_head(critic: dict) -> dict:
+    """Select the parameters of the head that a policy acts by."""
+    return {name: critic[name] for name in ("weight", "bias")}
 
 
 def read(critic: dict, hidden: jax.Array) -> jax.Array:
-    """Compute values from hidden states: [..., D] -> float32 [...]."""
+    """Compute values from hidden states: [..., D] -> float32 [...].
+
+    Kinds `OF_ACTIONS` give [..., A], or [..., A + 1] with the value of passing.
+    """
     return hidden.astype(jnp.float32) @ critic["weight"] + critic["bias"]
 
 
+def mix(critic: dict, state: jax.Array, values: jax.Array) -> jax.Array:
+    """Mix the values of all seats into the value of a joint action, as QMIX does.
+
+    The result never decreases in a value, because the weights that multiply values are absolute.
+
+    Args:
+        critic: Parameters of the kind `q_mixed`.
+        state: [..., D], hidden states of the trunk after the views of all seats.
+        values: float32 [..., P].
+
+    Returns:
+        float32 [...].
+    """
+    generated = state.astype(jnp.float32) @ critic["mix_weight"] + critic["mix_bias"]
+    n_seats = values.shape[-1]
+    first, bias, second = jnp.split(generated[..., :-1], [n_seats * MIXER_UNITS, (n_seats + 1) * MIXER_UNITS], axis=-1)
+    first = jnp.abs(first).reshape(*first.shape[:-1], n_seats, MIXER_UNITS)
+    hidden = jax.nn.elu(jnp.einsum("...p,...pu->...u", values, first) + bias)
+    return jnp.sum(hidden * jnp.abs(second), axis=-1) / jnp.sqrt(MIXER_UNITS) + generated[..., -1]
+
+
 def trunk(model: Model, critic: dict, tokens: jax.Array, lengths: jax.Array, dtype, **settings) -> jax.Array:
-    """Compute values at every position with a separate trunk.
+    """Compute the hidden state of a separate trunk after the last token.
 
     Args:
         model: The model.
@@ -61,10 +122,10 @@ def trunk(model: Model, critic: dict, tokens: jax.Array, lengths: jax.Array, dty
         **settings: Further arguments of `Model.forward`.
 
     Returns:
-        float32 [N, T].
+        [N, D].
     """
     hidden, _ = model.forward(critic["model"], tokens, lengths=lengths, dtype=dtype, **settings)
-    return read(critic, hidden)
+    return hidden[jnp.arange(len(tokens)), lengths - 1]
 
 
 def answers_alone(samples: Samples) -> Samples:
@@ -113,3 +174,24 @@ def join_views(tokens: jax.Array, lengths: jax.Array, width: int) -> tuple[jax.A
     view = jnp.minimum(jnp.sum(position[:, None] >= ends, axis=1), tokens.shape[0] - 1)
     offset = jnp.clip(position - starts[view], 0, tokens.shape[1] - 1)
     return jnp.where(position < ends[-1], tokens[view, offset], 0), ends[-1].astype(jnp.int32)
+
+
+def with_actions(
+    central: tuple[jax.Array, jax.Array], names: jax.Array, lengths: jax.Array, actions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Append the names of actions to the views of all seats.
+
+    Args:
+        central: Tokens int32 [N, C], with room for the names, and their number int32 [N].
+        names: int32 [A, W], the tokens of the names, right-padded.
+        lengths: int32 [A], their lengths.
+        actions: int32 [N, n], the actions in order.
+
+    Returns:
+        The same as `central`.
+    """
+    tokens, length = central
+    for action in actions.T:
+        tokens = join_answer(tokens, length, names[action])
+        length = length + lengths[action]
+    return jnp.where(jnp.arange(tokens.shape[1]) < length[:, None], tokens, 0), length

@@ -62,6 +62,8 @@ class Policy:
         fuse: Whether to decode with fused projections; off when heads are sharded.
         warm: Whether adapters start from another run, whose policy is then the reference of a KL penalty.
         keeps_cache: Whether conversations continue over several turns, so that sampling always needs a KV cache.
+        n_seats: Number of seats P of the game.
+        simultaneous: Whether the seats of the game move simultaneously.
         on_host: Whether completions come from a batcher, which does not evaluate the critic. The learner then fills in
             the values.
     """
@@ -79,6 +81,8 @@ class Policy:
     fuse: bool = True
     warm: bool = False
     keeps_cache: bool = False
+    n_seats: int = 1
+    simultaneous: bool = False
     on_host: bool = False
 
     @property
@@ -113,7 +117,9 @@ class Policy:
         Returns:
             The trained weights and the frozen weights.
         """
-        critic = {"critic": critics.init(self.critic, self.model.cfg, params)}
+        head_key = jax.random.fold_in(key, 1)
+        given = (self.critic, self.model.cfg, params, self.answers.n_actions, self.n_seats, head_key)
+        critic = {"critic": critics.init(*given)}
         if self.lora is not None:
             spec = self.lora
             if adapters is None:
@@ -133,8 +139,14 @@ class Policy:
         return {"model": self.model.axes(), **critic}, {"reference": self.model.axes()} if reference else {}
 
     def acting_params(self, trained: dict) -> dict:
-        """Select the weights that determine how the policy acts, without the critic."""
-        return {k: v for k, v in trained.items() if k in ("model", "adapters")}
+        """Select the weights that determine how the policy acts.
+
+        The head of the critic is one of them if the policy acts by its values.
+        """
+        acting = {k: v for k, v in trained.items() if k in ("model", "adapters")}
+        if self.critic in critics.ACTING and "critic" in trained:
+            acting["critic"] = critics.acting_head(trained["critic"])
+        return acting
 
     def with_snapshot(self, weights: dict, snapshot: dict) -> dict:
         """Return weights that act like a snapshot; they have no critic."""
@@ -187,7 +199,8 @@ class Policy:
         letters = {"model": self.model.axes(), "critic": critics.axes(self.critic, self.model)}
         placed = {name: sharding.whole(part) for name, part in laid_out.items() if name == "adapters"}
         for name in laid_out.keys() & letters.keys():
-            placed[name] = sharding.constrain_params(_like(letters[name], laid_out[name]), laid_out[name])
+            own = {part: letters[name][part] for part in laid_out[name]}  # a critic may be its head only
+            placed[name] = sharding.constrain_params(_like(own, laid_out[name]), laid_out[name])
         return placed
 
     def prepare_for_sampling(self, weights: dict) -> dict:

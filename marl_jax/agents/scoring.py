@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.agents import critics, packing
-from marl_jax.agents.answering import at
+from marl_jax.agents.answers import Constrained
 from marl_jax.agents.policy import Policy
 from marl_jax.samples import Samples
+from marl_jax.samples import rows as take
 from models import lora
 from models.layouts import Branches, Conversations, Packed, move
 from models.logprobs import token_logprobs
@@ -29,14 +30,19 @@ class Scores(NamedTuple):
     Attributes:
         logps: Log-probabilities.
         entropy: Entropies.
-        values: Critic values before each token.
+        values: Critic values before each token. A critic of actions gives the value of the action that was taken, or
+            of the joint action of the round if it is mixed.
         legal: Log-probabilities, without the mask, of all tokens that continue a legal name; None if not needed.
+        action_logps: float32 [N, S, A], log-probabilities of all actions, with the critic `q_central` only.
+        action_values: float32 [N, S, A], values of all actions, with the critic `q_central` only.
     """
 
     logps: jax.Array
     entropy: jax.Array
     values: jax.Array
     legal: jax.Array | None = None
+    action_logps: jax.Array | None = None
+    action_values: jax.Array | None = None
 
 
 def score(
@@ -57,7 +63,13 @@ def score(
         return Scores(spread(logps), spread(entropy), spread(values))
     adapters = policy.adapters(weights, samples.policy)
     before = before_answers(policy, weights["model"], samples, adapters)
-    logps, entropy = policy.answers.score(policy.model, weights["model"], before, samples, policy.temperature)
+    logps, entropy = policy.answers.score(policy.model, weights, before, samples, policy.temperature)
+    if policy.critic == "q_central":
+        assert isinstance(policy.answers, Constrained)
+        likely = policy.answers.action_logps(policy.model, weights, before, samples, policy.temperature)
+        of_actions = central_action_values(policy, weights, samples)
+        values = samples.to_tokens(value_taken(of_actions, samples))
+        return Scores(logps, entropy, values, action_logps=likely, action_values=of_actions)
     values = _values(policy, weights, samples, before, adapters)
     if not legal:
         return Scores(logps, entropy, values)
@@ -80,7 +92,7 @@ def answer_logps(policy: Policy, acting: dict, samples: Samples, packed: packing
         return spread(logps)
     adapters = policy.adapters(acting, samples.policy)
     before = before_answers(policy, acting["model"], samples, adapters)
-    return policy.answers.score(policy.model, acting["model"], before, samples, policy.temperature)[0]
+    return policy.answers.score(policy.model, acting, before, samples, policy.temperature)[0]
 
 
 def reference_logps(policy: Policy, weights: dict, *samples: Any) -> jax.Array:
@@ -125,6 +137,11 @@ def _values(policy: Policy, weights: dict, samples: Samples, before: jax.Array, 
     """Compute values float32 [N, X]; `before` are the policy's states over full conversations."""
     if policy.critic == "none":
         return jnp.zeros(samples.targets.shape, jnp.float32)
+    if policy.critic in critics.ACTING:
+        taken = value_taken(critics.read(weights["critic"], before[:, :1]), samples)
+        first = take(samples, slice(None, None, policy.n_seats))
+        total = joint_values(weights, mixing_states(policy, weights, first), taken.reshape(-1, policy.n_seats))
+        return jnp.broadcast_to(jnp.repeat(total, policy.n_seats)[:, None], samples.targets.shape)
     critic, alone = weights["critic"], policy.critic_reads == "completion"
     if policy.critic in ("head", "separate"):
         read = critics.answers_alone(samples) if alone else samples
@@ -133,11 +150,59 @@ def _values(policy: Policy, weights: dict, samples: Samples, before: jax.Array, 
         elif alone:
             before = before_answers(policy, weights["model"], read, adapters)
         return critics.read(critic, before)
+    return samples.to_tokens(critics.read(critic, central_states(policy, weights, samples)))
+
+
+def central_states(policy: Policy, weights: dict, samples: Samples) -> jax.Array:
+    """Compute the critic's hidden states after the views of all seats, [N, S, D]."""
     assert samples.central is not None
     settings = dict(remat=policy.remat, unroll=policy.unroll)
     tokens, lengths = (x.reshape(-1, *x.shape[2:]) for x in samples.central)
-    values = at(critics.trunk(policy.model, critic, tokens, lengths, policy.dtype, **settings), lengths - 1)
-    return samples.to_tokens(values.reshape(samples.completion_lengths.shape))
+    states = critics.trunk(policy.model, weights["critic"], tokens, lengths, policy.dtype, **settings)
+    return states.reshape(*samples.completion_lengths.shape, -1)
+
+
+def central_action_values(policy: Policy, weights: dict, samples: Samples) -> jax.Array:
+    """Compute the values of all actions by the critic `q_central`, [N, S, A]."""
+    return critics.read(weights["critic"], central_states(policy, weights, samples))
+
+
+def head_values(policy: Policy, weights: dict, samples: Samples) -> jax.Array:
+    """Compute the values of all actions and of passing, float32 [N, 1, A + 1].
+
+    They are those of the critics by which a policy acts. Rows have one completion each.
+    """
+    adapters = policy.adapters(weights, samples.policy)
+    before = before_answers(policy, weights["model"], samples, adapters)
+    return critics.read(weights["critic"], before[:, :1])
+
+
+def value_taken(of_actions: jax.Array, samples: Samples) -> jax.Array:
+    """Select the values [N, S] of the actions that were taken."""
+    assert samples.action is not None
+    return jnp.take_along_axis(of_actions, samples.action[..., None], axis=2)[..., 0]
+
+
+def mixing_states(policy: Policy, weights: dict, samples: Samples) -> jax.Array | None:
+    """Return the states [N, D] that determine how values are mixed, or None for a sum.
+
+    Args:
+        policy: The policy.
+        weights: Its weights, with the critic.
+        samples: One row of each of N rounds.
+    """
+    return None if policy.critic == "q" else central_states(policy, weights, samples)[:, 0]
+
+
+def joint_values(weights: dict, states: jax.Array | None, values: jax.Array) -> jax.Array:
+    """Combine the values of all seats, float32 [..., P], into those of joint actions.
+
+    Args:
+        weights: Weights of the policy, with the critic.
+        states: [..., D], from `mixing_states`.
+        values: Values of the seats' actions, in the order of the seats.
+    """
+    return jnp.sum(values, axis=-1) if states is None else critics.mix(weights["critic"], states, values)
 
 
 def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing.PackedRows):

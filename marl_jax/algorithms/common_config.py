@@ -184,3 +184,55 @@ def check_packing(c: ConfigDict) -> Iterator[str]:
         )
     if c.model.lora.rank and len(c.policies) > 1:
         yield f"{subject} adapters of {len(c.policies)} policies, but must be 0 unless there is one policy"
+
+
+def check_named_actions(c: ConfigDict) -> Iterator[str]:
+    """Yield the problems of a config whose critic values the named actions of a game."""
+    from envs.games import registry as games
+
+    subject = f"config.algo.name is {c.algo.name!r} with"
+    if c.task.name:
+        yield f"{subject} task.name {c.task.name!r}, but values of named actions need a game. Set env.name"
+        return
+    for field, value, accepted in (
+        ("rollout.completion", c.rollout.completion, "constrained"),
+        ("env.context", c.env.context, "turn"),
+        ("env.symmetry", c.env.symmetry, False),
+    ):
+        if value != accepted:
+            yield f"{subject} {field} {value!r}, but {field} must be {accepted!r}"
+    bots = [agent for agent, player in c.agents.items() if player not in c.policies]
+    if bots:
+        yield f"{subject} agents.{bots[0]} {c.agents[bots[0]]!r}, but every seat must have a policy"
+    yield from check_no_other_players(c, "learns from the actions of all seats")
+    game = games.make(c.env.name, **c.env.params.to_dict())
+    if game.simultaneous and c.rollout.unroll_length % game.n_players:
+        yield (
+            f"config.rollout.unroll_length is {c.rollout.unroll_length}, but must be a multiple of {game.n_players}, "
+            f"the turns of a round of {c.env.name}"
+        )
+
+
+def check_cooperative(c: ConfigDict) -> Iterator[str]:
+    """Yield a problem if the seats of the game play against each other."""
+    from envs.games import registry as games
+
+    if not c.task.name and games.game_class(c.env.name).competitive:
+        yield (
+            f"config.algo.name is {c.algo.name!r} with env.name {c.env.name!r}, whose seats play against each other, "
+            "but its values need a reward that all seats share. Use a cooperative game, or algo.name 'ppo' or 'maddpg'"
+        )
+
+
+def check_factored(c: ConfigDict) -> Iterator[str]:
+    """Yield the problems of a config whose loss mixes the values of seats."""
+    yield from check_named_actions(c)
+    yield from check_cooperative(c)
+    frozen = [name for name, policy in c.policies.items() if policy.frozen]
+    if frozen:
+        yield f"config.policies.{frozen[0]}.frozen is True, but must be False with algo.name {c.algo.name!r}"
+    if len(c.policies) > 1 and (not c.model.lora.rank or any(policy.model for policy in c.policies.values())):
+        yield (
+            f"config.policies has {len(c.policies)} models, but the loss of algo.name {c.algo.name!r} needs the values "
+            "of all seats at once. Use one policy, or adapters of one model (model.lora.rank > 0)"
+        )

@@ -4,6 +4,7 @@ They are checkpointed and resumed with the rest of the train state:
 
 - `magnet`: an exponential moving average of the weights that determine how the policy acts (the adapters under LoRA).
   `algo.magnet_coef` penalizes the distance to it.
+- `target`: the same of all trained weights, from which the targets of Q-values are computed (`algo.target_decay`).
 - `baseline`: float32 [P], an exponential moving average of the returns of each seat, which `algo.baseline=seat_ema`
   subtracts.
 """
@@ -23,6 +24,8 @@ def init(policy: Policy, trained: dict, algo: LearnerSettings, n_seats: int) -> 
     averages = {}
     if trained and algo.magnet_coef:
         averages["magnet"] = jax.tree.map(jnp.copy, policy.acting_params(trained))
+    if trained and algo.target_decay:
+        averages["target"] = jax.tree.map(jnp.copy, trained)
     if trained and algo.baseline == "seat_ema":
         averages["baseline"] = jnp.zeros((n_seats,), jnp.float32)
     return averages
@@ -40,15 +43,17 @@ def ema_update(policy: Policy, averages: dict, trained: dict, samples: Samples, 
     """
     followed = {}
     if "magnet" in averages:
-        keep = algo.magnet_decay
-        followed["magnet"] = jax.tree.map(
-            lambda slow, now: (keep * slow + (1 - keep) * now).astype(slow.dtype),
-            averages["magnet"],
-            policy.acting_params(trained),
-        )
+        followed["magnet"] = _follow(averages["magnet"], policy.acting_params(trained), algo.magnet_decay)
+    if "target" in averages:
+        followed["target"] = _follow(averages["target"], trained, algo.target_decay)
     if "baseline" in averages:
         followed["baseline"] = follow_returns(averages["baseline"], samples, algo.baseline_decay)
     return followed
+
+
+def _follow(slow: dict, now: dict, keep: float) -> dict:
+    """Move average weights toward the present ones."""
+    return jax.tree.map(lambda slow, now: (keep * slow + (1 - keep) * now).astype(slow.dtype), slow, now)
 
 
 def follow_returns(baseline: jax.Array, samples: Samples, decay: float) -> jax.Array:

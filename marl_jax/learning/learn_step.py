@@ -132,6 +132,6 @@ def all_weights(states: dict[str, TrainState]) -> dict[str, dict]:
 def scheduled_values(algo: LearnerSettings, step: jax.Array | int, steps: int) -> Scheduled:
     """Return values that change over the run, such as the entropy coefficient."""
     if algo.entropy_ratio == 1.0:
-        return Scheduled(algo.entropy_coef)
+        return Scheduled(algo.entropy_coef, step)
     done = step / max(steps - 1, 1)
-    return Scheduled(algo.entropy_coef * (1.0 + (algo.entropy_ratio - 1.0) * done))
+    return Scheduled(algo.entropy_coef * (1.0 + (algo.entropy_ratio - 1.0) * done), step)

@@ -41,7 +41,7 @@ class LearnerSettings:
     """Settings that the learner reads for every algorithm.
 
     Attributes without a rule are options that an algorithm can offer by declaring them again with `setting`. Their
-    defaults here switch them off.
+    defaults here switch them off. `joint` says whether the rows of a round are learned together.
     """
 
     epochs: int = setting(1, integer(1, 1000), "Number of passes over the samples of a rollout")
@@ -59,6 +59,10 @@ class LearnerSettings:
     critic_reads: str = "chat"
     baseline: str = "critic"
     baseline_decay: float = 0.0
+
+    joint: bool = False
+    epsilon: float = 0.0
+    target_decay: float = 0.0
 
     kl_coef: float = 0.0
     magnet_coef: float = 0.0

@@ -29,9 +29,15 @@ from models.sharding import num_shards
 
 
 class Scheduled(NamedTuple):
-    """Values that change over a run: arrays, or numbers if they are constant."""
+    """Values that change over a run: arrays, or numbers if they are constant.
+
+    Attributes:
+        entropy_coef: Weight of the entropy bonus.
+        step: Index of the training step, for losses with noise.
+    """
 
     entropy_coef: jax.Array | float = 0.0
+    step: jax.Array | int = 0
 
 
 class Objective:
@@ -195,9 +201,9 @@ def rows_by_group(key: jax.Array, samples: Samples) -> jax.Array:
 
     Minibatches taken from this order contain complete groups if their size is a multiple of the rows per group. A split
     group could leave one minibatch with its successes and another with its failures. Rows without a completion are
-    spread over all minibatches.
+    spread over all minibatches unless they contribute to the loss.
     """
-    exists = samples.completion_lengths[:, 0] > 0
+    exists = (samples.completion_lengths[:, 0] > 0) | samples.active()
     label = jnp.where(exists, samples.group[:, 0], samples.n_groups + jnp.arange(samples.n))
     return jnp.argsort(jax.random.permutation(key, samples.n_groups + samples.n)[label], stable=True)
 

@@ -238,7 +238,7 @@ class GameRollout:
             ended.
         """
         seen, context = self._look(games), self.context
-        central = self._central_views(seen) if self.team.critic == "central" else None
+        central = self._central_views(seen) if self.team.critic in critics.CENTRAL else None
         inputs = context.read(conversations, seen)
         decision, conversations = context.act(
             prepared, conversations, inputs, act_keys, legal=seen.legal, policy=seen.policy, central=central
@@ -321,17 +321,20 @@ class GameRollout:
     def _central_views(self, seen: Seen):
         """Join the observations of all seats, with the acting seat last.
 
+        In simultaneous rounds, there is room for the names of the others' actions, which are not known yet.
+
         Returns:
             Tokens int32 [B, C] and lengths int32 [B].
         """
         n = self.game.n_players
         prompt = self.team.backbones[0].prompt
         assert prompt is not None
+        width = central_length(self.game, self.team.critic, prompt.opening_length, self.team.width)
 
         def one(view, seat):
             seats = (seat + 1 + jnp.arange(n)) % n
             tokens, lengths = jax.vmap(lambda seat: prompt.opening(view, seat))(seats)
-            return critics.join_views(tokens, lengths, row_length(n * prompt.opening_length, 1))
+            return critics.join_views(tokens, lengths, width)
 
         return jax.vmap(one)(seen.view, seen.seat)
 
@@ -419,6 +422,21 @@ def look(
     prompts = constrain(jnp.pad(prompts, ((0, 0), (0, room))), "BT")
     legal = jax.vmap(game.legal)(view)
     return Seen(seat, through, policy, view, prompts, lengths, team.prompts.skip(policy), legal)
+
+
+def central_length(game: Game, critic: str, opening: int, width: int) -> int:
+    """Return the length of the input of a central critic; 0 for other critics.
+
+    Args:
+        game: The game.
+        critic: Kind of critic.
+        opening: Maximum length of the prompt of a seat.
+        width: Maximum length of the name of an action.
+    """
+    if critic not in critics.CENTRAL:
+        return 0
+    names = game.n_players - 1 if game.simultaneous and critic == "q_central" else 0
+    return row_length(game.n_players * opening + names * width, 1)
 
 
 def row_keys(key: jax.Array, rows: int) -> jax.Array:

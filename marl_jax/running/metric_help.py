@@ -62,6 +62,7 @@ TRAINING: dict[str, dict[str, str]] = {
         "value": "Mean predicted value",
         "return": "Mean return that the critic is trained on",
         "explained_variance": "Share of the variance of returns that the critic explains",
+        "td_error": "Mean absolute difference between the values of joint actions and their targets",
         "baseline/*": "Moving average of the returns of this seat",
         "accuracy": "SFT: share of demonstrated actions that are most likely. Verifier: share of right verdicts. "
         "Reward model: share of pairs whose chosen side scores higher",

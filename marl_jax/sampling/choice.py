@@ -179,6 +179,24 @@ def choose(
     return Choice(action, tokens, choices.lengths[action], logps, cache)
 
 
+def first_logprobs(
+    model: Model, params, hidden: jax.Array, choices: Choices, legal: jax.Array, temperature=1.0
+) -> jax.Array:
+    """Compute the log-probabilities of all names of one token, float32 [B, A].
+
+    Args:
+        model: The model.
+        params: Its parameters.
+        hidden: [B, D], hidden states before the names.
+        choices: The action names, all of one token.
+        legal: bool [B, A]. Illegal actions get -inf. A row without legal actions gets a uniform distribution.
+        temperature: A number, or one per row.
+    """
+    temperature = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), legal.shape[:1])
+    legal = legal | ~jnp.any(legal, axis=1, keepdims=True)
+    return jax.nn.log_softmax(_logits(model, params, hidden, choices, legal, 0, temperature), axis=-1)
+
+
 def choice_logprobs(
     model: Model, params, hidden: jax.Array, choices: Choices, legal: jax.Array, action: jax.Array, temperature=1.0
 ) -> tuple[jax.Array, jax.Array]:

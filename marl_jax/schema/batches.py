@@ -1,7 +1,8 @@
 """Divisibility of batches by minibatches, microbatches and mesh shards.
 
 The learner divides rows of `Samples`. A row is a completion with its prompt, all candidates for one prompt, or, with
-`env.context` "history", the conversations of one seat. Rows are never split. The number of rows of a task depends on
+`env.context` "history", the conversations of one seat. Rows are never split, nor are the rows of a round that an
+algorithm learns together (`joint`). The number of rows of a task depends on
 its episodes, so task batches are padded instead.
 """
 
@@ -17,10 +18,19 @@ from marl_jax.errors import ConfigError, nearest
 
 
 def rows_per_game(config: ConfigDict) -> tuple[str, int]:
-    """Return the kind ("seats" or "turns") and number of rows that one parallel game produces."""
+    """Return the kind and number of rows that one parallel game produces.
+
+    Kinds are "seats", "rounds" and "turns".
+    """
     if config.env.context == "history":
-        return "seats", games.make(config.env.name, **config.env.params.to_dict()).n_players
+        return "seats", _game(config).n_players
+    if settings_from(config.algo).joint and (game := _game(config)).simultaneous:
+        return "rounds", config.rollout.unroll_length // game.n_players
     return "turns", config.rollout.unroll_length
+
+
+def _game(config: ConfigDict) -> games.Game:
+    return games.make(config.env.name, **config.env.params.to_dict())
 
 
 def rows(config: ConfigDict) -> int | None:

@@ -16,7 +16,8 @@ from envs.games.game import Bot, Game
 from envs.games.parser import make_parser
 from envs.games.registry import make_text
 from envs.games.text import Prompt
-from marl_jax.agents.answers import CompletionFormat, Constrained, FreeText
+from marl_jax.agents import critics
+from marl_jax.agents.answers import ByValue, CompletionFormat, Constrained, FreeText
 from marl_jax.agents.seating import BOT, Seating, seat_names
 from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms import ALGORITHMS, settings_from
@@ -26,10 +27,9 @@ from marl_jax.errors import ConfigError
 from marl_jax.rollouts.base import GameParts, JittedRollout, RunParts
 from marl_jax.rollouts.conversations.threads import History
 from marl_jax.rollouts.curriculum import Curriculum, LadderRule
-from marl_jax.rollouts.games import GameRollout
+from marl_jax.rollouts.games import GameRollout, central_length
 from marl_jax.rollouts.opponents import Opponents, make_sections
 from marl_jax.rollouts.seated_team import BestOf, SeatedTeam
-from marl_jax.samples import row_length
 from marl_jax.sampling.choice import make_choices
 from marl_jax.schema.batches import check_batches
 from marl_jax.setup.parts import Find, Setup, make_backbones
@@ -152,7 +152,9 @@ def make(
     def environment(cfg: ModelConfig, tokenizer: Tokenizer):
         prompt = _prompt(config, game, tokenizer)
         history = config.env.context == "history"
-        return prompt, dict(answers=_answers(config, prompt, tokenizer), rules=prompt.prefix, keeps_cache=history)
+        settings = dict(rules=prompt.prefix, keeps_cache=history, n_seats=game.n_players)
+        settings |= dict(answers=_answers(config, prompt, tokenizer), simultaneous=game.simultaneous)
+        return prompt, settings
 
     backbones = make_backbones(config, algorithm, mesh, find, environment, workdir, programs)
     _check_tokenizers(config, backbones)
@@ -174,11 +176,12 @@ def _check_tokenizers(config: ConfigDict, backbones: tuple[Backbone, ...]) -> No
     if len({backbone.tokenizer.fingerprint for backbone in backbones}) == 1:
         return
     names = ", ".join(f"{backbone.name}: {backbone.config.name}" for backbone in backbones)
-    if settings_from(config.algo).critic == "central":
+    if (critic := settings_from(config.algo).critic) in critics.CENTRAL:
+        field = "algo.critic is 'central'" if critic == "central" else f"algo.name is {config.algo.name!r}"
         raise ConfigError(
             [
-                "config.algo.critic is 'central' with policies that have different tokenizers "
-                f"({names}), but must be one of: head, separate"
+                f"config.{field} with policies that have different tokenizers ({names}), but its critic reads the "
+                "prompts of all seats. Use one tokenizer, or algo.name 'ppo' with algo.critic 'head' or 'separate'"
             ]
         )
 
@@ -206,15 +209,19 @@ def _longest(setup: GameSetup, backbone: Backbone) -> int:
     if setup.history_turns:
         lengths.append(History(setup.game, setup.team, setup.seating, setup.history_turns, 1).more_length)
     assert backbone.prompt is not None
-    views = setup.game.n_players * backbone.prompt.opening_length if policy.critic == "central" else 0
-    return max(len(policy.prefix) + max(lengths), row_length(views, 1))
+    views = central_length(setup.game, policy.critic, backbone.prompt.opening_length, policy.width)
+    return max(len(policy.prefix) + max(lengths), views)
 
 
 def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> CompletionFormat:
     """Return the completion format of the policies."""
     if config.rollout.completion == "constrained":
         names = [row[:n].tolist() for row, n in zip(prompt.action_ids, prompt.action_lengths, strict=True)]
-        return Constrained(make_choices(names, tokenizer.eos_id), prompt.action_lengths)
+        choices = make_choices(names, tokenizer.eos_id)
+        algo = settings_from(config.algo)
+        if algo.critic in critics.ACTING:
+            return ByValue(choices, prompt.action_lengths, algo.epsilon)
+        return Constrained(choices, prompt.action_lengths)
     longest, limit = int(prompt.action_lengths.max()), config.rollout.max_new_tokens
     if longest > limit:
         problem = f"config.rollout.max_new_tokens is {limit}, but must be >= {longest}"

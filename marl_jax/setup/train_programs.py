@@ -82,7 +82,9 @@ def programs(setup: Setup, rollout, optimizer, states: dict[str, TrainState], ro
         )
         return setup.programs.get(("update", accum_multiplier), program)
 
-    learn = AutoMicrobatch(make_learn, setup.algo, meshes.batch_shards(setup.mesh))
+    # The rows of a round that are learned together must not be split.
+    together = setup.seating.n_seats if setup.algo.joint else 1
+    learn = AutoMicrobatch(make_learn, setup.algo, together * meshes.batch_shards(setup.mesh))
     if not rollout.jitted:
         return rollout, learn, rollout.after_update
     kept = placement.shardings_of(rollout_state)

@@ -1,4 +1,4 @@
-"""Drawings of matrix games, in which seat 1 does not see the choice of seat 0."""
+"""Drawings of matrix games; seat 1 does not see the choice of seat 0."""
 
 import string
 

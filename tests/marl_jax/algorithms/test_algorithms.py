@@ -61,7 +61,7 @@ def test_every_algorithm_is_whole():
     for name in ALGORITHMS:
         algorithm = ALGORITHMS.get(name)
         assert algorithm.name == name and {"epochs", "minibatches", "grad_accum_steps"} <= set(algorithm.fields)
-        assert algorithm.critic == ("critic" in algorithm.fields)
+        assert algorithm.critic == (algorithm.settings().critic != "none")
         assert all(callable(getattr(algorithm.objective, part)) for part in ("loss_weights_for", "loss", "summary"))
 
 
