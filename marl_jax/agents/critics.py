@@ -82,7 +82,7 @@ def acting_head(critic: dict) -> dict:
 
 
 def read(critic: dict, hidden: jax.Array) -> jax.Array:
-    """Compute values from hidden states: [..., D] -> float32 [...].
+    """Compute values float32 [...] from hidden states [..., D].
 
     Kinds `OF_ACTIONS` give [..., A], or [..., A + 1] with the value of passing.
     """

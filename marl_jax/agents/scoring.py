@@ -184,7 +184,7 @@ def value_taken(of_actions: jax.Array, samples: Samples) -> jax.Array:
 
 
 def mixing_states(policy: Policy, weights: dict, samples: Samples) -> jax.Array | None:
-    """Return the states [N, D] that determine how values are mixed, or None for a sum.
+    """Return the states [N, D] that determine the mixing; None for a sum.
 
     Args:
         policy: The policy.

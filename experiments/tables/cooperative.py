@@ -1,0 +1,69 @@
+"""Table of cooperative methods on small Hanabi at equal environment steps.
+
+    python -m experiments.tables.cooperative                            # the embedded model, one run at a time
+    python -m experiments.tables.cooperative --jobs=5                   # on a machine with more cores or a GPU
+    python -m experiments.tables.cooperative --only=small_hanabi/qmix,small_hanabi/vdn --seeds=3
+
+Every method is run with two seeds or more. `--config.FIELD=VALUE` goes to every run. The table is written to
+cooperative.md and cooperative.svg in --workdir.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from experiments.tables import records
+from experiments.tables.charts import Curve, curve_chart
+from experiments.tables.runner import Page, Session, Table, config_of, main, markdown_table, steps_flags
+from experiments.tables.runs import Run
+
+GAMES = {"small_hanabi": "Small Hanabi"}
+WORDS = {"vdn": "VDN", "qmix": "QMIX", "coma": "COMA", "maddpg": "MADDPG", "mappo": "MAPPO"}
+
+
+def plan(session: Session) -> Iterator[Run]:
+    """Yield a run for every method and seed."""
+    for game, form in session.wanted:
+        experiment = f"experiments/{game}.py:{form}"
+        config = config_of(experiment)
+        steps = session.flags.steps or config.steps
+        moves = steps * config.rollout.num_envs * config.rollout.unroll_length
+        for seed in range(session.flags.seeds):
+            command = [f"--config={experiment}", f"--config.seed={seed}", *steps_flags(config, steps), *session.passed]
+            yield Run(f"{game}-{form}-{seed}", command, records.trained(steps), tokens=moves)
+
+
+def page(session: Session) -> Page | None:
+    """Return the score before and after training, and its maximum, per seed."""
+    curves: dict[str, list[Curve]] = {}
+    rows = []
+    for game, form in session.wanted:
+        config = config_of(f"experiments/{game}.py:{form}")
+        each = config.rollout.num_envs * config.rollout.unroll_length
+        folders = [session.folder / f"{game}-{form}-{seed}" for seed in range(session.flags.seeds)]
+        runs = [session.read(records.evaluations, folder, default=[]) for folder in folders]
+        runs = [[row for row in one if row["opponent"] == "self"] for one in runs]
+        if not (runs := [one for one in runs if one]):
+            continue
+        values = [[row["score"] for row in one] for one in runs]
+        turns = [[row["step"] * each for row in one] for one in runs]
+        curves.setdefault(GAMES[game], []).extend(
+            Curve(WORDS[form], x, y) for x, y in zip(turns, values, strict=True)
+        )  # fmt: skip
+        rows.append([
+            GAMES[game], WORDS[form], ", ".join(dict.fromkeys(f"{one[-1]:,}" for one in turns)),
+            ", ".join(f"{one[0]:.2f}" for one in values), ", ".join(f"**{one[-1]:.2f}**" for one in values),
+            ", ".join(f"{max(one):.2f}" for one in values),
+        ])  # fmt: skip
+    heads = ["game", "method", "environment steps", "before", "after", "highest"]
+    lines = ["# Cooperative methods", "", *markdown_table(heads, rows)]
+    return Page(lines, drawing=curve_chart(curves, "environment steps", {})) if rows else None
+
+
+TABLE = Table(
+    "cooperative", 1, __doc__, dict.fromkeys(GAMES, WORDS), plan, page, lambda parser: parser.set_defaults(seeds=2)
+)
+
+if __name__ == "__main__":
+    sys.exit(main(TABLE))
