@@ -6,11 +6,23 @@ from xml.etree import ElementTree
 
 import pytest
 
+from configs import cooperative as cooperative_forms
 from configs import poker as poker_forms
 from configs import variants
 from configs import verifier as verifier_forms
 from envs.tasks.debate import votes
-from experiments.tables import charts, debate, planning, poker, reasoning, runner, teams, verified, verifier
+from experiments.tables import (
+    charts,
+    cooperative,
+    debate,
+    planning,
+    poker,
+    reasoning,
+    runner,
+    teams,
+    verified,
+    verifier,
+)
 from marl_jax.schema import validate
 from marl_jax.schema.flags import parse as parse_flags
 
@@ -37,7 +49,9 @@ def config_of(run):
 @pytest.mark.nightly
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    "module", [planning, reasoning, debate, teams, verifier, verified, poker], ids=lambda module: module.TABLE.name
+    "module",
+    [planning, reasoning, debate, teams, verifier, verified, poker, cooperative],
+    ids=lambda module: module.TABLE.name,
 )
 def test_every_row_of_every_table_can_run(tmp_path, monkeypatch, module, model):
     monkeypatch.setattr(runner, "check_files", lambda *_: None)
@@ -254,6 +268,16 @@ def test_poker_page(tmp_path, capsys):
     assert "| Kuhn | PPO | 40 | 0.400, 0.450 | **0.200**, **0.250** | 0.400, 0.500 | 0.100, 0.250 |" in text
     drawn = ElementTree.fromstring((tmp_path / "poker.svg").read_text())
     assert len([element for element in drawn.iter() if element.tag.endswith("polyline")]) == 2
+
+
+def test_cooperative_page(tmp_path, capsys):
+    assert set(cooperative.WORDS) == set(cooperative_forms.FORMS)
+    (tmp_path / "small_hanabi-qmix-0").mkdir()
+    rows = [{"step": 25 * i, "opponent": "self", "score": score} for i, score in enumerate((1.0, 4.0, 3.0))]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "small_hanabi-qmix-0" / "eval.jsonl").write_text(lines)
+    text = collect(cooperative, tmp_path, capsys)
+    assert "| Small Hanabi | QMIX | 102,400 | 1.00 | **3.00** | 4.00 |" in text
 
 
 def test_curves_stay_inside_their_panels():

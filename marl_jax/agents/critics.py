@@ -82,7 +82,7 @@ def acting_head(critic: dict) -> dict:
 
 
 def read(critic: dict, hidden: jax.Array) -> jax.Array:
-    """Compute values float32 [...] from hidden states [..., D].
+    """Compute the values [...] of hidden states [..., D] in float32.
 
     Kinds `OF_ACTIONS` give [..., A], or [..., A + 1] with the value of passing.
     """
@@ -90,7 +90,7 @@ def read(critic: dict, hidden: jax.Array) -> jax.Array:
 
 
 def mix(critic: dict, state: jax.Array, values: jax.Array) -> jax.Array:
-    """Mix the values of all seats into the value of a joint action, as QMIX does.
+    """Mix the values of all seats into those of joint actions (QMIX).
 
     The result never decreases in a value, because the weights that multiply values are absolute.
 

@@ -87,7 +87,7 @@ def test_every_algorithm_is_accepted(make):
     validate.check(config_with(algo=getattr(algorithms, make)()))
 
 
-@pytest.mark.parametrize("make", ["grpo", "rloo", "dr_grpo", "dapo", "gspo"])
+@pytest.mark.parametrize("make", ["grpo", "rloo", "dr_grpo", "dapo", "gspo", "maddpg"])
 def test_every_published_form_is_accepted(make):
     validate.check(config_with(algo=getattr(published, make)()))
 
