@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from experiments.tables import records
 from experiments.tables.charts import Curve, curve_chart
@@ -20,6 +21,12 @@ from experiments.tables.runs import Run
 
 GAMES = {"small_hanabi": "Small Hanabi"}
 WORDS = {"vdn": "VDN", "qmix": "QMIX", "coma": "COMA", "maddpg": "MADDPG", "mappo": "MAPPO"}
+
+
+def check(session: Session) -> None:
+    """Exit if a model is selected."""
+    if session.flags.model:
+        raise SystemExit(f"cooperative: --model is {session.flags.model}, but the table has the embedded model only")
 
 
 def plan(session: Session) -> Iterator[Run]:
@@ -39,15 +46,11 @@ def page(session: Session) -> Page | None:
     curves: dict[str, list[Curve]] = {}
     rows = []
     for game, form in session.wanted:
-        config = config_of(f"experiments/{game}.py:{form}")
-        each = config.rollout.num_envs * config.rollout.unroll_length
         folders = [session.folder / f"{game}-{form}-{seed}" for seed in range(session.flags.seeds)]
-        runs = [session.read(records.evaluations, folder, default=[]) for folder in folders]
-        runs = [[row for row in one if row["opponent"] == "self"] for one in runs]
+        runs = [session.read(_curve, folder, default=[]) for folder in folders]
         if not (runs := [one for one in runs if one]):
             continue
-        values = [[row["score"] for row in one] for one in runs]
-        turns = [[row["step"] * each for row in one] for one in runs]
+        turns, values = ([[point[i] for point in one] for one in runs] for i in (0, 1))
         curves.setdefault(GAMES[game], []).extend(
             Curve(WORDS[form], x, y) for x, y in zip(turns, values, strict=True)
         )  # fmt: skip
@@ -61,8 +64,22 @@ def page(session: Session) -> Page | None:
     return Page(lines, drawing=curve_chart(curves, "environment steps", {})) if rows else None
 
 
+def _curve(folder: Path) -> list[tuple[int, float]]:
+    """Return the environment steps and the score of every evaluation of a run."""
+    spent = records.spent(folder)
+    rows = [row for row in records.evaluations(folder) if row["opponent"] == "self"]
+    return [(int(spent[row["step"]].completions) if row["step"] else 0, row["score"]) for row in rows]
+
+
 TABLE = Table(
-    "cooperative", 1, __doc__, dict.fromkeys(GAMES, WORDS), plan, page, lambda parser: parser.set_defaults(seeds=2)
+    "cooperative",
+    1,
+    __doc__,
+    dict.fromkeys(GAMES, WORDS),
+    plan,
+    page,
+    lambda parser: parser.set_defaults(seeds=2),
+    check,
 )
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ class Constrained:
 
         Illegal actions have -inf.
         """
-        assert self.width == 1
+        assert self.width == 1 and samples.legal is not None
         fold = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
         logps = choice.first_logprobs(
             model, weights["model"], fold(before), self.choices, fold(samples.legal), temperature
@@ -232,6 +232,7 @@ class ByValue(Constrained):
 
     def score(self, model, weights, before, samples: Samples, temperature):
         """Score names under the distribution that sampled them, at their first token."""
+        assert samples.legal is not None and samples.action is not None
         shape = samples.targets.shape
         hidden = before.reshape(-1, self.width, before.shape[-1])[:, 0]
         legal = samples.legal.reshape(-1, self.n_actions)

@@ -204,6 +204,7 @@ def played(critic="q", lora=None):
 ALGO = settings_from(algorithms.vdn(minibatches=1, lam=0.0))
 
 
+@pytest.mark.nightly_for("q-None")
 @pytest.mark.parametrize("critic, lora", [("q", None), ("q_mixed", 2)])
 def test_the_rows_of_a_round_share_its_value_and_target(critic, lora):
     policy, trained, frozen, sampled, samples = played(critic, lora)
@@ -248,6 +249,7 @@ def test_gradients_of_parts_add_up_to_those_of_a_minibatch():
     assert max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(whole)) > 1e-4
 
 
+@pytest.mark.nightly
 def test_seats_pass_where_another_one_moves():
     """In Plan-Path planner and executor alternate; every turn has a row for both."""
     game, prompt = tiny_puzzle.game(), tiny_puzzle.prompt()
@@ -319,7 +321,7 @@ def test_every_method_is_accepted():
         matrix.get_config("qmxi")
 
 
-@pytest.mark.nightly_for("vdn*", "qmix+qtran-0", "coma*", "maddpg*", "mappo*")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "form, score",
     [("vdn", 7), ("qmix", 8), ("vdn+qtran", 0), ("qmix+qtran", 0), ("coma", None), ("maddpg", None), ("mappo", None)],
