@@ -18,16 +18,22 @@ FORMS = {
 """Name of a form → its algorithm; MAPPO is PPO with a central critic."""
 
 
+PER_ROLE = "per_role"
+
+
 def cooperative(name: str, form: str, **params) -> ConfigDict:
-    """Configure a cooperative game with the embedded model.
+    """Configure a cooperative game of two with the embedded model.
 
     Args:
         name: Name of the game.
-        form: One of `FORMS`.
+        form: One of `FORMS`, with `+per_role` for one policy per seat.
         **params: Parameters of the game.
     """
+    form, _, policies = form.partition("+")
     if form not in FORMS:
         raise ValueError(f"form is {form!r}, but must be one of: {', '.join(FORMS)}{did_you_mean(form, FORMS)}")
+    if policies not in ("", PER_ROLE):
+        raise ValueError(f"form is '{form}+{policies}', but must end with +{PER_ROLE} or with the method")
     config = defaults.get_config()
     config.env = defaults.environment(name, **params)
     config.env.update(dict(text="brief", style="plain"))
@@ -37,4 +43,10 @@ def cooperative(name: str, form: str, **params) -> ConfigDict:
         config.algo.tis_clip = 0.0  # in float32, sampler and learner agree almost exactly
     config.eval.opponents = ()  # evaluated with itself in every seat
     config.checkpoint.best_metric = "self/score"
+    if policies:
+        seats = ("seat_0", "seat_1")
+        config.agents = ConfigDict({seat: seat for seat in seats})
+        config.policies = ConfigDict({seat: defaults.policy() for seat in seats})
+        if form in ("vdn", "qmix"):  # their loss needs all seats at once, so roles are adapters on one model
+            config.model.lora.rank = 8
     return config

@@ -3,7 +3,8 @@
     python launch.py --config=experiments/small_hanabi.py:qmix
 
 The methods are `:vdn`, `:qmix`, `:coma`, `:maddpg` and `:mappo` (the default). All of them play 128 games for 16 turns
-per step with one policy for both seats. `python -m experiments.tables.cooperative` compares them.
+per step with one policy for both seats, or with one each (`:qmix+per_role`). `python -m experiments.tables.cooperative`
+compares them.
 """
 
 from configs import cooperative

@@ -315,7 +315,7 @@ def test_bad_configs_are_refused(changes, message):
 
 @pytest.mark.quick
 def test_every_method_is_accepted():
-    for form in (None, "vdn", "coma", "maddpg", "mappo", "vdn+qtran"):
+    for form in (None, "vdn", "coma", "maddpg", "mappo", "vdn+qtran", "qmix+qtran+per_role", "coma+per_role"):
         validate.check(matrix.get_config(form))
     with pytest.raises(ValueError, match="form is 'qmxi', but must be one of: vdn, qmix, coma, maddpg, mappo"):
         matrix.get_config("qmxi")
@@ -324,7 +324,17 @@ def test_every_method_is_accepted():
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "form, score",
-    [("vdn", 7), ("qmix", 8), ("vdn+qtran", 0), ("qmix+qtran", 0), ("coma", None), ("maddpg", None), ("mappo", None)],
+    [
+        ("vdn", 7),
+        ("qmix", 8),
+        ("vdn+qtran", 0),
+        ("qmix+qtran", 0),
+        ("qmix+per_role", 8),
+        ("coma", None),
+        ("maddpg", None),
+        ("mappo", None),
+        ("coma+per_role", None),
+    ],
 )
 def test_runs_earn_what_their_method_can_represent(tmp_path, form, score):
     config = matrix.get_config(form)

@@ -155,7 +155,7 @@ def test_the_entropy_bonus_falls_from_step_to_step():
         return loss_of(jnp.full((2, 1), -1.0), algo, scheduled_values(algo, step, steps=11))[0]
 
     np.testing.assert_allclose([loss(step) for step in (0, 10)], [-0.5 * 0.5, -0.1 * 0.5], rtol=1e-6)
-    assert scheduled_values(tiny_play.ppo(entropy_coef=0.5), 3, steps=11) == Scheduled(0.5)
+    assert scheduled_values(tiny_play.ppo(entropy_coef=0.5), 3, steps=11) == Scheduled(0.5, 3)
 
 
 @pytest.mark.parametrize("lora", [None, 2])

@@ -186,6 +186,7 @@ def test_rows_by_group_keep_groups_together_and_lose_no_row(n_groups, k, padding
         n_groups=n_groups,
         group=jnp.asarray(group)[:, None],
         completion_lengths=jnp.asarray(lengths)[:, None],
+        active=lambda: jnp.asarray(lengths) > 0,
     )
     orders = jax.jit(jax.vmap(lambda key: update.rows_by_group(key, samples)))(jax.random.split(jax.random.key(0), 50))
     for order in np.asarray(orders):
