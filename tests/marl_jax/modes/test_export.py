@@ -50,25 +50,33 @@ def test_all_weights(tmp_path):
     assert_same(params, trained["model"])
 
 
-def test_an_adapter_is_merged_and_also_written_alone(tmp_path):
-    config, made, trained, frozen = make_run(tmp_path, rank=4)
-    assert [folder.name for folder in export.main(config, tmp_path)] == ["main-adapter", "main"]
+EVALUATED = dict(opponent="random", games=64, win_rate=0.75, win_rate_low=0.6, win_rate_high=0.9)
+
+
+@pytest.fixture(scope="module", params=["plain", pytest.param("chat", marks=pytest.mark.nightly)])
+def exported(request, tmp_path_factory):
+    """A run with an adapter and evaluations of several steps, and its exported folders."""
+    workdir = tmp_path_factory.mktemp("exported")
+    run = make_run(workdir, rank=4, style=request.param)
+    steps = [dict(step=3, win_rate=0.5), dict(step=7), dict(step=9, win_rate=0.1)]
+    (workdir / "eval.jsonl").write_text("".join(json.dumps(EVALUATED | step) + "\n" for step in steps))
+    return run, export.main(run[0], workdir)
+
+
+def test_an_adapter_is_merged_and_also_written_alone(exported):
+    (config, made, trained, frozen), (adapter, merged) = exported
+    assert [adapter.name, merged.name] == ["main-adapter", "main"]
     scale = lora.scales(1, 4, config.model.lora.alpha)
     expected = lora.merge(frozen["model"], trained["adapters"], scale, 0)
-    assert_same(load(tmp_path / "export" / "main")[1], expected)
-    alone = peft.load(tmp_path / "export" / "main-adapter", made.backbone.model.cfg)
+    assert_same(load(merged)[1], expected)
+    alone = peft.load(adapter, made.backbone.model.cfg)
     assert_same(alone.weights["q"]["a"], trained["adapters"]["q"]["a"][:, 0])
 
 
-@pytest.mark.parametrize("style", ["plain", "chat"])
-def test_the_card_has_the_figures_and_the_exact_prompt(tmp_path, style):
-    config, made, *_ = make_run(tmp_path, rank=4, style=style)
-    evaluated = dict(opponent="random", games=64, win_rate=0.75, win_rate_low=0.6, win_rate_high=0.9)
-    rows = [dict(evaluated, step=3, win_rate=0.5), dict(evaluated, step=7), dict(evaluated, step=9, win_rate=0.1)]
-    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    folders = export.main(config, tmp_path)
-    card, adapter = (folder.joinpath("README.md").read_text() for folder in reversed(folders))
-    assert card == adapter
+def test_the_card_has_the_figures_and_the_exact_prompt(exported):
+    (config, made, *_), (adapter, merged) = exported
+    card = (merged / "README.md").read_text()
+    assert card == (adapter / "README.md").read_text()
     assert "step 7 of 200" in card and "| random | 64 | win_rate | 0.750 | 0.600 to 0.900 |" in card
     assert "0.500 |" not in card and "0.100 |" not in card, "other steps"
     shown = re.search(r"```text\n(.*?)\n```", card, re.DOTALL)[1]
@@ -76,20 +84,21 @@ def test_the_card_has_the_figures_and_the_exact_prompt(tmp_path, style):
     tokens, length = made.backbone.game_prompt.opening(state, jnp.int32(0))
     assert made.backbone.tokenizer.encode(shown) == tokens[: int(length)].tolist()
     assert "Generate at most 1 token." in card and "`1`, `2`, `3`" in card and "random initialization" in card
-    assert json.loads((folders[-1] / "run_config.json").read_text())["env"]["style"] == style
+    assert json.loads((merged / "run_config.json").read_text())["env"]["style"] == config.env.style
     legal = float(re.search(r"in random positions: ([\d.]+)%", card)[1])
-    assert legal == pytest.approx(100 * by_hand(made, load(folders[-1])[1]), abs=0.05)
+    assert legal == pytest.approx(100 * by_hand(made, load(merged)[1]), abs=0.05)
 
 
 def by_hand(made, params):
-    """The share of legal answers, from the complete logits at every position."""
+    """The share of legal answers, from the most likely tokens of the whole vocabulary."""
     game, backbone = made.game, made.backbone
     states, right = random_positions(game, 512, jax.random.key(0)), 0
     tokens, lengths = jax.vmap(backbone.game_prompt.opening)(states, jax.vmap(game.player)(states))
     hidden, _ = backbone.model.forward(params, tokens, lengths=lengths, dtype=jnp.float32)
-    best = np.argmax(backbone.model.logits(params, hidden), axis=-1)
-    for row, length, legal in zip(best, lengths, np.asarray(jax.vmap(game.legal)(states)), strict=True):
-        right += chr(row[int(length) - 1]) in [name for name, one in zip(game.action_names, legal, strict=True) if one]
+    last = hidden[jnp.arange(512), lengths - 1]
+    best = np.argmax(backbone.model.logits(params, last), axis=-1)
+    for token, legal in zip(best, np.asarray(jax.vmap(game.legal)(states)), strict=True):
+        right += chr(token) in [name for name, one in zip(game.action_names, legal, strict=True) if one]
     assert not jax.vmap(game.done)(states).any()
     return right / 512
 
