@@ -48,7 +48,7 @@ def join(config: ConfigDict) -> int:
     where = config.coordinator or "the address from the cluster environment"
     # On a timeout, JAX ends the process from another thread with a long dump.
     witness = _start_witness(
-        f"launch.py: config.distributed: the other processes did not connect to {where} within {config.timeout} s "
+        f"marl_jax: config.distributed: the other processes did not connect to {where} within {config.timeout} s "
         "(the lines above are from JAX); start all of them with the same address and indices from 0 to processes - 1\n"
     )
     # `signals.GracefulStop` handles SIGTERM, and processes agree on it with `anyone`.
@@ -168,7 +168,7 @@ def _witness() -> subprocess.Popen:
     When another process is lost, JAX may end this one from another thread, where no Python code can run.
     """
     message = (
-        f"launch.py: process {jax.process_index()} of {jax.process_count()} has ended: it was killed, or another "
+        f"marl_jax: process {jax.process_index()} of {jax.process_count()} has ended: it was killed, or another "
         f"process was lost and JAX ended this one (see the lines above); {AGAIN}\n"
     )
     atexit.register(stop_watchdog)
