@@ -257,7 +257,9 @@ SOME = [
 ]  # fmt: skip
 
 
-@pytest.mark.nightly_for("*-digits by three-*", "hanabi-*", "hanabi small-byte-*", "sokoban full-byte-brief")
+@pytest.mark.nightly_for(
+    "sudoku local-*-compact", "*-digits by three-*", "hanabi-*", "hanabi small-byte-*", "sokoban full-byte-brief"
+)
 @pytest.mark.parametrize(("kind", "style"), [
     ("byte", "brief"), ("byte", "compact"), ("smollm2", "compact"), ("digits by three", "full"),
 ])  # fmt: skip

@@ -160,6 +160,7 @@ def test_a_prompt_says_what_the_seat_knows_and_nothing_else(name, params, style)
 # ------------------------------------------------------------------------------------------ bots, symmetries, drawings
 
 
+@pytest.mark.nightly_for("leduc")
 @pytest.mark.parametrize("name", GAMES)
 def test_the_equilibrium_bot_draws_from_the_solution(name):
     ours = tree(name)

@@ -192,6 +192,7 @@ def test_prompt_of_a_state():
     assert len(prompt.prefix) > len(text("tic_tac_toe").rules) / 2
 
 
+@pytest.mark.nightly_for("hanabi 5-full", "hanabi-full")
 @pytest.mark.parametrize("style", texts.STYLES)
 @pytest.mark.parametrize("name", ["hanabi", "hanabi small", "hanabi 5"])
 def test_hanabi_shows_only_what_is_known(name, style):

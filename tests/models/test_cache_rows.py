@@ -133,6 +133,7 @@ def test_behind_a_common_prefix_with_an_adapter_for_each_seat(family, kernel=Non
     check(model, params, talks, adapters, rules[0])
 
 
+@pytest.mark.nightly_for("gpt2")
 @pytest.mark.parametrize("family", ["mistral", "gpt2"])
 def test_steps_by_our_kernel(family, monkeypatch):
     """Interpreted: rows, prefixes and adapters as above, one model with a window and one without rotation."""
@@ -141,6 +142,7 @@ def test_steps_by_our_kernel(family, monkeypatch):
     test_behind_a_common_prefix_with_an_adapter_for_each_seat(family, kernel="pallas")
 
 
+@pytest.mark.nightly
 def test_behind_one_prefix_given_layer_by_layer():
     model, stacked = make("mistral")
     params, rules = unstack(model, stacked), random_tokens(1, PREFIX, seed=9)

@@ -203,6 +203,7 @@ def test_mode_eval_reads_the_checkpoint_and_swaps(finished):
     assert rows["self"]["score"] == newest["self"]["score"] and rows["swapped"]["score"] == newest["swapped"]["score"]
 
 
+@pytest.mark.nightly
 def test_every_policy_is_exported_with_its_own_shape_and_tokenizer(finished):
     config, workdir = finished
     setup = setups.make(config)
@@ -215,6 +216,7 @@ def test_every_policy_is_exported_with_its_own_shape_and_tokenizer(finished):
     assert (workdir / "export" / "executor" / "tokenizer.json").is_file()
 
 
+@pytest.mark.nightly
 def test_the_team_can_be_played_with(finished, monkeypatch):
     config, workdir = finished
     said = io.StringIO("prompt\nu\nquit\n")
@@ -226,6 +228,7 @@ def test_the_team_can_be_played_with(finished, monkeypatch):
     assert "P:" in shown.getvalue() and "executor (run): " in shown.getvalue()
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_holds_what_both_models_learnt(finished):
     config, workdir = finished
     setup, _, train_states = start(config)

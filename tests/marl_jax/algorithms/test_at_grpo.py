@@ -396,6 +396,7 @@ def test_a_bot_plays_its_own_move_and_not_the_best_of_several():
     assert (first != best).any()  # learning policies continue with the best
 
 
+@pytest.mark.nightly
 def test_a_frozen_adapter_stays_as_it_was_to_the_last_bit():
     policy, trained, frozen, samples = with_model(lora=2, long_names=True)
     policy = dataclasses.replace(policy, lora=dataclasses.replace(policy.lora, learns=(False, True)))

@@ -204,6 +204,7 @@ def test_every_model_learns_from_its_own_answers(mixed):
     assert equal(after["pairs"].trained, learnt["pairs"].trained), "what the other learns changes nothing"
 
 
+@pytest.mark.nightly
 def test_a_frozen_model_is_given_to_no_update_and_stays_as_it_came(mixed, other_model, monkeypatch):
     """Only check which train states the update changes."""
     setup, samples, *_ = mixed

@@ -112,6 +112,7 @@ def test_records_show_what_was_read():
     assert any(fresh) and not all(fresh)
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly_for("0")
 @pytest.mark.parametrize("game", [0, 1])
 def test_a_policy_at_the_terminal_answers_as_in_a_match(game):

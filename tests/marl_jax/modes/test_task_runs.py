@@ -80,7 +80,7 @@ def launch(workdir, cache, *flags):
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
-@pytest.mark.nightly_for("arithmetic-grpo")
+@pytest.mark.nightly_for("arithmetic_debate-ppo", "arithmetic-grpo")
 @pytest.mark.parametrize(
     ("task", "algorithm"),
     nightly_cases(
@@ -184,7 +184,7 @@ def test_broken_episodes_cost_themselves_and_not_the_run(tmp_path):
     assert sum(row["episodes/finished"] for row in rows) == 13 and all(row["skipped"] == 0 for row in rows)
 
 
-@pytest.mark.nightly_for("0.5")
+@pytest.mark.nightly_for("100000000.0", "0.5")
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("reward", [0.5, 1e8])
 def test_rewards_that_are_constant_or_not_finite_change_nothing_and_raise_an_alarm(reward, tmp_path, caplog):

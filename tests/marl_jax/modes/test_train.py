@@ -209,6 +209,7 @@ def test_weights_are_known_by_their_name_wherever_they_lie(finished):
     assert placed("/here/other.gguf") == "other.gguf"
 
 
+@pytest.mark.nightly
 def test_updates_that_are_never_finite_end_the_run(tmp_path):
     config = tiny_run.get_config()
     config.algo.value_coef = 1e38
@@ -310,6 +311,7 @@ def test_a_run_whose_updates_are_all_rejected_changes_nothing_and_ends_with_an_e
     jax.tree.map(np.testing.assert_array_equal, state(tmp_path, 3)[1], last)
 
 
+@pytest.mark.nightly
 def test_a_solved_run_is_evaluated_saved_and_not_continued(tmp_path, caplog, shared_programs):
     config = monitored(stop_when="grad_norm>=0")
     config.eval.update(dict(every=50, opponents=("random",)))

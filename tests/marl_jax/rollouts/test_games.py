@@ -186,7 +186,7 @@ def test_a_historical_opponent_needs_no_critic(critic):
     assert float(np.std(samples.values)) > 1e-3  # the learner's own are there in all rows
 
 
-@pytest.mark.nightly_for("long_names")
+@pytest.mark.nightly_for("prefix", "separate", "long_names")
 @pytest.mark.parametrize("kind", ["separate", "central", "long_names", "prefix", "free"])
 def test_the_sampler_reports_what_the_learner_computes(kind):
     settings = {

@@ -90,6 +90,7 @@ def only(answers):
     return answer
 
 
+@pytest.mark.nightly_for("4-3--1")
 @pytest.mark.parametrize(("rows", "chunk", "order"), [(4, 4, 1), (4, 3, -1), (2, 4, 1)])
 def test_continuous_batching_equals_one_by_one(engine, requests, expected, rows, chunk, order):
     """Nine requests through few rows, in either order: rows are refilled, and results stay the same."""

@@ -346,6 +346,7 @@ def test_many_requests_in_three_orders_and_with_three_memory_budgets(fixed):
     assert preempted[0] == 0 and (preempted[2] > 0) != fixed, "with fixed shapes nobody gives a row up"
 
 
+@pytest.mark.nightly
 def test_fixed_shapes_use_one_program_whatever_comes():
     """One batch size and one prefill size; plain and filtered requests never decode together."""
     engine = make_engine(own_programs=True)

@@ -116,7 +116,7 @@ def check(found, told):
     assert float(metrics["dropped_completions"]) == pytest.approx(1 - told.recorded[counts].mean())
 
 
-@pytest.mark.nightly_for("groups")
+@pytest.mark.nightly_for("tree of names, adapters", "groups")
 @pytest.mark.parametrize("case", ["tree of names, adapters", "groups"])
 def test_refill_replaces_the_conversations_of_whole_games(case):
     rollout = dataclasses.replace(program(case).roll, refill=2)
@@ -235,6 +235,7 @@ def test_a_conversation_that_does_not_fit_begins_again(what, monkeypatch):
         check(found, told)
 
 
+@pytest.mark.nightly
 def test_a_historical_opponent_converses_with_its_own_weights():
     roll = tiny.rollout("tic_tac_toe", 6, 8, opponents=Opponents(Sections(1, historical=5), pool_size=2))
     (backbone,) = roll.team.backbones
