@@ -11,13 +11,11 @@ cooperative.md and cooperative.svg in --workdir.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.tables import records
 from experiments.tables.charts import Curve, curve_chart
-from experiments.tables.runner import Page, Session, Table, config_of, main, markdown_table, steps_flags
-from experiments.tables.runs import Run
+from experiments.tables.runner import Page, Session, Table, main, markdown_table, plan_games
 
 GAMES = {"small_hanabi": "Small Hanabi"}
 WORDS = {"vdn": "VDN", "qmix": "QMIX", "coma": "COMA", "maddpg": "MADDPG", "mappo": "MAPPO"}
@@ -27,18 +25,6 @@ def check(session: Session) -> None:
     """Exit if a model is selected."""
     if session.flags.model:
         raise SystemExit(f"cooperative: --model is {session.flags.model}, but the table has the embedded model only")
-
-
-def plan(session: Session) -> Iterator[Run]:
-    """Yield a run for every method and seed."""
-    for game, form in session.wanted:
-        experiment = f"experiments/{game}.py:{form}"
-        config = config_of(experiment)
-        steps = session.flags.steps or config.steps
-        moves = steps * config.rollout.num_envs * config.rollout.unroll_length
-        for seed in range(session.flags.seeds):
-            command = [f"--config={experiment}", f"--config.seed={seed}", *steps_flags(config, steps), *session.passed]
-            yield Run(f"{game}-{form}-{seed}", command, records.trained(steps), tokens=moves)
 
 
 def page(session: Session) -> Page | None:
@@ -76,7 +62,7 @@ TABLE = Table(
     1,
     __doc__,
     dict.fromkeys(GAMES, WORDS),
-    plan,
+    plan_games,
     page,
     lambda parser: parser.set_defaults(seeds=2),
     check,

@@ -11,12 +11,10 @@ poker.svg in --workdir. The figures are exact for each policy; only the seeds di
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 from experiments.tables import records
 from experiments.tables.charts import Curve, curve_chart
-from experiments.tables.runner import Page, Session, Table, config_of, main, markdown_table, steps_flags
-from experiments.tables.runs import Run
+from experiments.tables.runner import Page, Session, Table, main, markdown_table, plan_games
 
 GAMES = {"kuhn": "Kuhn", "leduc": "Leduc"}
 WORDS = {
@@ -27,18 +25,6 @@ WORDS = {
 }
 SHORT = {"ppo": "PPO", "magnet": "magnet", "role": "role", "magnet_role": "magnet and role"}
 GOALS = {"Kuhn": 0.05}
-
-
-def plan(session: Session) -> Iterator[Run]:
-    """Yield a run for every row and seed."""
-    for game, form in session.wanted:
-        experiment = f"experiments/{game}.py:{session.form(form)}"
-        config = config_of(experiment)
-        steps = session.flags.steps or config.steps
-        moves = steps * config.rollout.num_envs * config.rollout.unroll_length
-        for seed in range(session.flags.seeds):
-            command = [f"--config={experiment}", f"--config.seed={seed}", *steps_flags(config, steps), *session.passed]
-            yield Run(f"{game}-{form}-{seed}", command, records.trained(steps), tokens=moves)
 
 
 def page(session: Session) -> Page | None:
@@ -66,7 +52,9 @@ def page(session: Session) -> Page | None:
     return Page(lines, drawing=curve_chart(curves, "updates", GOALS)) if rows else None
 
 
-TABLE = Table("poker", 1, __doc__, dict.fromkeys(GAMES, WORDS), plan, page, lambda parser: parser.set_defaults(seeds=2))
+TABLE = Table(
+    "poker", 1, __doc__, dict.fromkeys(GAMES, WORDS), plan_games, page, lambda parser: parser.set_defaults(seeds=2)
+)
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))
