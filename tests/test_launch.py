@@ -160,7 +160,7 @@ def test_help_lists_the_modes_and_the_fields(capsys):
     text = capsys.readouterr().out
     assert f"One of {', '.join(cli.MODES)}" in " ".join(text.split())
     assert "\n  optim.lr (0.001): Learning rate\n" in text
-    own = text[text.index("Config fields of the algorithm sft:") :]
+    own = text.partition("Config fields of the algorithm sft:\n")[2].partition("Config fields of the algorithm")[0]
     assert "algo.noise (0.1): Fraction of " in own and "algo.clip_low" not in own
 
 

@@ -22,6 +22,7 @@ IDS: dict[str, dict[str, Any]] = {
     "Leduc": dict(game="leduc"),
     "TwoStep": dict(game="matrix"),
     "PlanPath": dict(game="plan_path"),
+    "Pursuit": dict(game="pursuit"),
     "Sokoban": dict(game="sokoban"),
     "Sudoku": dict(game="sudoku"),
 }

@@ -245,7 +245,8 @@ def test_gradients_of_parts_add_up_to_those_of_a_minibatch():
         return summed_gradients(policy, vdn.TemporalDifference(), algo, Scheduled(), state, given)[0]
 
     whole, parts = gradients(1, picked), gradients(4, picked)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), whole, parts)
+    # Both sum the same terms in float32, in another order.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-5), whole, parts)
     assert max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(whole)) > 1e-4
 
 
