@@ -8,7 +8,8 @@ from ml_collections import ConfigDict
 
 from configs import algorithms, defaults, variants
 
-FORMS = ("magnet", "ppo", "role", "magnet_role")
+POPULATIONS = ("psro", "league")
+FORMS = ("magnet", "ppo", "role", "magnet_role", *POPULATIONS)
 
 
 def poker(
@@ -30,6 +31,8 @@ def poker(
     - `magnet`: The same, kept close to a slow copy of itself (the default).
     - `role`: The same without a critic: returns minus the average of the seat.
     - `magnet_role`: Both.
+    - `psro`: A population of responses to its own equilibrium, which starts with `magnet`.
+    - `league`: A main policy trained as in `magnet`, with exploiters.
     - `sft`: Imitation of the equilibrium bot.
 
     Args:
@@ -47,6 +50,7 @@ def poker(
     config.name, config.steps = name, steps
     config.env = defaults.environment(name, **params)
     config.algo = _algorithm(form)
+    config.population.method = form if form in POPULATIONS else ""
     config.reward.agent = chips
     config.rollout.update(dict(num_envs=256, unroll_length=turns))
     config.optim.update(dict(lr=2e-3, warmup=2))
@@ -64,5 +68,5 @@ def _algorithm(form: str) -> ConfigDict:
     changes = dict(epochs=1, minibatches=4, whiten="none", value_coef=0.25)
     if form.endswith("role"):
         changes["baseline"] = "seat_ema"
-    make = algorithms.magnetic_ppo if form.startswith("magnet") else algorithms.ppo
+    make = algorithms.magnetic_ppo if form.startswith(("magnet", *POPULATIONS)) else algorithms.ppo
     return make(**changes)

@@ -44,6 +44,7 @@ MODES = {  # mode: function and its arguments
     "compile": ("marl_jax.modes.compile:main", ("config", "workdir", "topology")),
     "config": ("marl_jax.modes.config:main", ("config",)),
 }
+POPULATION = ("marl_jax.modes.population:main", ("config", "workdir"))  # --mode=train with config.population
 SWEEP = ("marl_jax.modes.sweep:main", ("members", "workdir"))  # --mode=train with --seeds or --sweep
 TRAINED = ("eval", "play", "export")  # modes that load a trained run, whose models may start from a first stage
 TOGETHER = ("train", "eval")  # modes that may run with several processes
@@ -202,6 +203,8 @@ def start(mode: str, given: dict, **more: Any) -> Any:
         **more: Further arguments of its function.
     """
     target, arguments = SWEEP if mode == "sweep" else MODES[mode]
+    if mode == "train" and given["config"].population.method:
+        target, arguments = POPULATION
     module, function = target.split(":")
     function = getattr(importlib.import_module(module), function)
     call = functools.partial(function, *(given[name] for name in arguments), **more)

@@ -106,6 +106,10 @@ def some_of(*values: str) -> Rule:
 
 TEXT = Rule("a string", lambda x: isinstance(x, str))
 TEXTS = Rule("a tuple of strings", lambda x: isinstance(x, tuple | list) and all(isinstance(y, str) for y in x))
+SHARES = Rule(
+    "a tuple of numbers >= 0, not all of them 0",
+    lambda x: isinstance(x, tuple | list) and all(map(number(0).holds, x)) and (not x or sum(x) > 0),
+)
 SWITCH = Rule("True or False", lambda x: isinstance(x, bool))
 SEED = integer(0, 2**32 - 1)
 OPEN = Rule("a group of fields", lambda x: isinstance(x, ConfigDict | dict))

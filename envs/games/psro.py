@@ -11,7 +11,7 @@ of the game:
 Axis letters: K policies of the population, I information sets, A actions, P = 2 seats.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,7 +66,7 @@ def psro(
     policies = [tree.uniform() if first is None else first]
     payoffs, gap = np.zeros((0, 0)), 0.0
     while True:
-        payoffs = _with_newest(tree, payoffs, policies)
+        payoffs = with_newest(tree, payoffs, policies)
         row, column, value = solve_zero_sum(payoffs)
         weights = np.stack([row, column])
         mixture = exact.mixture(tree, np.stack(policies), weights)
@@ -92,7 +92,7 @@ def seated(tree: GameTree, *policies: np.ndarray) -> np.ndarray:
     return np.stack(policies)[tree.seat, np.arange(len(tree.seat))]
 
 
-def _with_newest(tree: GameTree, payoffs: np.ndarray, policies: list[np.ndarray]) -> np.ndarray:
+def with_newest(tree: GameTree, payoffs: np.ndarray, policies: Sequence[np.ndarray]) -> np.ndarray:
     """Return the payoffs [K, K], given those of all policies but the newest."""
     payoffs, newest, last = np.pad(payoffs, ((0, 1), (0, 1))), policies[-1], len(policies) - 1
     for k, other in enumerate(policies):

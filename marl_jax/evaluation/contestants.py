@@ -11,18 +11,15 @@ from pathlib import Path
 from envs.games.bots import bot_names, make_bot
 from envs.games.game import Bot
 from envs.games.registry import make_text
-from marl_jax import setup as setups
 from marl_jax.agents.team import Backbone
 from marl_jax.errors import RunError
 from marl_jax.fields import STEP
 from marl_jax.rollouts.seated_team import SeatedTeam
-from marl_jax.schema import saved, stages
 from marl_jax.serving.remote import RemoteModel, is_remote
 from marl_jax.serving.remote_bot import RemoteBot
 from marl_jax.setup.games import GameSetup
-from marl_jax.setup.tasks import TaskSetup
+from marl_jax.setup.members import setup_like
 from marl_jax.setup.weights import restore_weights
-from registries import load_plugins
 
 LEAST_TOKENS = 64  # of a completion of a remote model, which was not trained to be brief
 log = logging.getLogger(__name__)
@@ -82,7 +79,7 @@ def find_contestant(name: str, setup: GameSetup) -> Contestant:
         raise RunError(f"opponent {name!r} is neither a bot of {setup.game.name} ({known}) nor the folder of a run")
     if step and not STEP.holds(step):
         raise RunError(f"opponent is {name!r}, but its step must be {STEP.accepted}")
-    other = _setup_of(path, setup)
+    other = setup_like(path, setup.config)
     if not isinstance(other, GameSetup):
         raise RunError(
             f"opponent {name!r} is a run of the task {other.config.task.name}, but this run plays {setup.game}"
@@ -94,21 +91,6 @@ def find_contestant(name: str, setup: GameSetup) -> Contestant:
     one = setup if _shape(setup) == _shape(other) else other
     seated = dataclasses.replace(one.seated(), seating=other.seating)
     return Contestant(f"{path.name}@{step}" if step else path.name, seated, weights)
-
-
-def _setup_of(folder: Path, setup: GameSetup) -> GameSetup | TaskSetup:
-    """Build the parts of another run on the devices of this one."""
-    try:
-        config = stages.started(saved.read(folder), folder).unlock()
-        load_plugins(config.plugins)
-        config.mesh, config.distributed = setup.config.mesh, setup.config.distributed
-        config.rollout.num_envs, config.eval.games = setup.config.rollout.num_envs, setup.config.eval.games
-        config.algo.update({field: 1 for field in ("minibatches", "grad_accum_steps") if field in config.algo})
-        return setups.make(config, workdir=folder)
-    except (AttributeError, KeyError, ValueError) as error:
-        raise RunError(
-            f"{folder / 'config.json'} is not the config of a run that this version can play: {error}"
-        ) from error
 
 
 def _shape(setup: GameSetup) -> tuple:

@@ -18,6 +18,7 @@ from marl_jax.agents import scoring
 from marl_jax.rollouts.games import look
 from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.samples import Samples, from_prompts, in_parts
+from marl_jax.setup.games import GameSetup
 from models.sharding import whole
 
 
@@ -33,6 +34,18 @@ class Exploited(NamedTuple):
     nash_conv: float
     exploitability: float
     returns: tuple[float, ...]
+
+
+def is_exact(setup: GameSetup) -> bool:
+    """Return whether the exact policy of a team can be computed in every information set."""
+    c = setup.config
+    seats = range(setup.game.n_players)
+    return (
+        setup.game.n_deals > 0
+        and c.rollout.completion == "constrained"
+        and c.env.context == "turn"
+        and not any(setup.seating.has_bot(seat) for seat in seats)
+    )
 
 
 class ExactPlay:

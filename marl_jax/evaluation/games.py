@@ -31,7 +31,7 @@ from marl_jax.algorithms.algorithm import HeldoutMetrics
 from marl_jax.devices.aot import AotCompiler
 from marl_jax.evaluation import intervals, matches
 from marl_jax.evaluation.contestants import Contestant, find_contestants
-from marl_jax.evaluation.exact_play import ExactPlay, Exploited
+from marl_jax.evaluation.exact_play import ExactPlay, Exploited, is_exact
 from marl_jax.evaluation.match_results import in_turns, match_metrics, new_match, repeats
 from marl_jax.evaluation.matches import Match
 from marl_jax.evaluation.round_robin import everyone
@@ -193,18 +193,6 @@ class GameEvaluation:
 def is_cheap(contestant: Contestant) -> bool:
     """Return whether a contestant is neither a team nor a remote model."""
     return contestant.weights is None and not hasattr(contestant.plays, "act_rows")
-
-
-def is_exact(setup: GameSetup) -> bool:
-    """Return whether the exact policy of a team can be computed in every information set."""
-    c = setup.config
-    seats = range(setup.game.n_players)
-    return (
-        setup.game.n_deals > 0
-        and c.rollout.completion == "constrained"
-        and c.env.context == "turn"
-        and not any(setup.seating.has_bot(seat) for seat in seats)
-    )
 
 
 def exact_row(exploited: Exploited) -> dict[str, Any]:

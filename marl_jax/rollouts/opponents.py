@@ -1,10 +1,10 @@
 """Opponents of the learner: itself, historical opponents and bots.
 
 The rows of a rollout are divided into sections by opponent. Historical opponents are snapshots of the parameters,
-chosen
-by prioritized fictitious self-play: the more often an opponent wins, the more often it is played (Vinyals et al., 2019:
-weight (1 − p)² for the learner's win rate p). Their pool has a fixed size, so that it stays on the device, is an input
-of the rollout program and is saved in checkpoints.
+chosen by prioritized fictitious self-play: the more often an opponent wins, the more often it is played (Vinyals et
+al., 2019: weight (1 − p)² for the learner's win rate p). In a population, the policies of other runs take their place.
+The pool has a fixed size, so that it stays on the device, is an input of the rollout program and is saved in
+checkpoints.
 """
 
 from __future__ import annotations
@@ -80,12 +80,14 @@ class OpponentPool:
         step: int32 [M]. Step at which each snapshot was taken; -1 for an empty slot.
         points: float32 [M]. Points of the learner against each opponent, with decay.
         games: float32 [M]. Number of games against each opponent, with decay.
+        share: float32 [M]. Factor of the probability of each opponent.
     """
 
     snapshots: dict
     step: jax.Array
     points: jax.Array
     games: jax.Array
+    share: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Opponents:
         sections: Sections of the rows.
         pool_size: Size of the pool, M; 0 for no pool.
         snapshot_every: Number of steps between two snapshots.
-        prioritized: Whether opponents are chosen by win rate; otherwise uniformly.
+        prioritized: Whether opponents are chosen by win rate; otherwise by their shares only.
+        fixed: Whether the pool has the policies of other runs, and takes no snapshots.
         sides: Side of each seat (`Game.sides`). The learner has the seats of one side, the opponent all others.
     """
 
@@ -104,6 +107,7 @@ class Opponents:
     pool_size: int = 0
     snapshot_every: int = 1
     prioritized: bool = True
+    fixed: bool = False
     sides: tuple[int, ...] = (0, 1)
 
     def new_pool(self, team: Team, params: dict) -> OpponentPool | None:
@@ -114,7 +118,7 @@ class Opponents:
 
     def snapshot_due(self, step: int) -> bool:
         """Return whether a snapshot is taken after this step."""
-        return bool(self.pool_size) and step % self.snapshot_every == 0
+        return bool(self.pool_size) and not self.fixed and step % self.snapshot_every == 0
 
     def add_snapshot(self, team: Team, pool: OpponentPool, params: dict, step) -> OpponentPool:
         """Add the current parameters to the pool."""
@@ -145,8 +149,23 @@ class Opponents:
 def new_pool(snapshot: dict, size: int, dtype) -> OpponentPool:
     """Return a pool in `dtype` that contains `snapshot`, at step 0."""
     snapshots = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), dtype), snapshot)
-    empty = OpponentPool(snapshots, jnp.full((size,), -1, jnp.int32), jnp.zeros((size,)), jnp.zeros((size,)))
-    return add(empty, snapshot, 0)
+    zeros = jnp.zeros((size,))
+    return add(OpponentPool(snapshots, jnp.full((size,), -1, jnp.int32), zeros, zeros, zeros), snapshot, 0)
+
+
+def with_members(pool: OpponentPool, members: Sequence[tuple[dict, float]]) -> OpponentPool:
+    """Return a pool of the same size that contains the policies of other runs only.
+
+    Args:
+        pool: A pool.
+        members: Snapshot and share of every policy, at most M.
+    """
+    zeros = jnp.zeros_like(pool.points)
+    pool = OpponentPool(pool.snapshots, jnp.full_like(pool.step, -1), zeros, zeros, zeros)
+    for number, (snapshot, share) in enumerate(members):
+        pool = add(pool, snapshot, number)
+        pool = dataclasses.replace(pool, share=pool.share.at[number].set(share))
+    return pool
 
 
 def add(pool: OpponentPool, snapshot: dict, step) -> OpponentPool:
@@ -161,17 +180,19 @@ def add(pool: OpponentPool, snapshot: dict, step) -> OpponentPool:
         step=put(pool.step, step),
         points=put(pool.points, 0.0),
         games=put(pool.games, 0.0),
+        share=put(pool.share, 1.0),
     )
 
 
 def chances(pool: OpponentPool, prioritized: bool) -> jax.Array:
     """Return the probability of choosing each opponent, float32 [M].
 
-    An opponent without games counts as an even match.
+    It is proportional to the share of the opponent and, if prioritized, to its strength. An opponent without games
+    counts as an even match.
     """
     win_rate = (pool.points + 0.5) / (pool.games + 1.0)
     weight = jnp.maximum(jnp.square(1.0 - win_rate), FLOOR) if prioritized else jnp.ones_like(win_rate)
-    weight = jnp.where(pool.step >= 0, weight, 0.0)
+    weight = jnp.where(pool.step >= 0, weight * pool.share, 0.0)
     return weight / jnp.sum(weight)
 
 
@@ -189,8 +210,7 @@ def results(finished: Finished, rows: slice, sides: Sequence[int]) -> tuple[jax.
     """Return the points of the learner and the number of games in some rows.
 
     The learner wins by earning more than every opponent, and a draw is half a point. A game that continues from one
-    rollout
-    to the next counts for the opponent at its end. Leaving such games out would leave out the long ones.
+    rollout to the next counts for the opponent at its end. Leaving such games out would leave out the long ones.
     """
     section = jax.tree.map(lambda x: x[:, rows], finished)
     agent = section.total.agent

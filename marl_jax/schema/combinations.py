@@ -72,6 +72,15 @@ def _warm_start(c: ConfigDict) -> Iterator[str]:
             )
 
 
+def _members(c: ConfigDict) -> Iterator[str]:
+    for name in c.opponents.members:
+        folder, _, step = name.partition("@")
+        if not exists(folder, "config.json") or (step and not STEP.holds(step)):
+            yield (
+                f"config.opponents.members has {name!r}, but must have folders of existing runs, optionally with @STEP"
+            )
+
+
 def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
     lora = model.lora
     if lora.rank and not lora.targets:
@@ -162,7 +171,7 @@ def seats(c: ConfigDict, named: Sequence[str], environment: str) -> Iterator[str
             yield f"config.agents has {', '.join(names)} as turns of {role}, but must have policies only or one bot"
 
 
-COMBINATIONS = (_batch, _roles, _model, _warm_start, _machines, _packages, _weights, _ports)
+COMBINATIONS = (_batch, _roles, _model, _warm_start, _members, _machines, _packages, _weights, _ports)
 
-ONLY_AT_START = (_warm_start,)
+ONLY_AT_START = (_warm_start, _members)
 """Checks that apply only before a run starts; afterwards its own checkpoints have everything it needs."""

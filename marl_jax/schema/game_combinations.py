@@ -18,7 +18,7 @@ from envs.games.puzzle import Puzzle
 from marl_jax.agents.seating import BOT, seat_names
 from marl_jax.algorithms import settings_from
 from marl_jax.fields import STEP
-from marl_jax.schema import combinations
+from marl_jax.schema import combinations, run_fields
 from marl_jax.serving.remote import is_remote
 
 LEAST_REASONING = 16
@@ -104,6 +104,25 @@ def _opponents(c: ConfigDict) -> Iterator[str]:
             f"config.opponents.pool_size is {o.pool_size}, but self_play_frac {o.self_play_frac} and bot_frac "
             f"{o.bot_frac} leave no games for past policies. Set pool_size to 0, or lower the fractions."
         )
+    if len(o.members) > o.pool_size:
+        yield f"config.opponents.members has {len(o.members)} runs, but must have at most pool_size: {o.pool_size}"
+    if o.shares and len(o.shares) != len(o.members):
+        yield f"config.opponents.shares has {len(o.shares)} numbers, but must have one for each run in members"
+
+
+def _population(c: ConfigDict) -> Iterator[str]:
+    if not c.population.method:
+        return
+    game = _made(c)
+    if not game.competitive or game.n_players != 2:
+        yield (
+            f"config.population.method is {c.population.method!r} with env.name {c.env.name!r}, but must be '' except "
+            "for competitive games for two"
+        )
+    if c.opponents.to_dict() != run_fields.group("opponents").to_dict():
+        yield "config.opponents has changed fields, but must have its defaults: a population sets them for each member"
+    if c.distributed.enabled:
+        yield "config.distributed.enabled is True, but must be False for a population"
 
 
 def _bots(field: str, names: Sequence[str], game: str) -> Iterator[str]:
@@ -231,8 +250,8 @@ def _tasks_only(c: ConfigDict) -> Iterator[str]:
 
 
 COMBINATIONS = (
-    _seats, _seat_bots, _history, _reasoning, _opponents, _evaluation, _best_of, _best, _rewards, _curriculum,
-    _tasks_only,
+    _seats, _seat_bots, _history, _reasoning, _opponents, _population, _evaluation, _best_of, _best, _rewards,
+    _curriculum, _tasks_only,
 )  # fmt: skip
 
 ONLY_LEARNING = (_best,)

@@ -17,7 +17,21 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from marl_jax import fields
-from marl_jax.fields import OPEN, SEED, STEP, SWITCH, TEXT, TEXTS, Field, Rule, choice, integer, number, some_of
+from marl_jax.fields import (
+    OPEN,
+    SEED,
+    SHARES,
+    STEP,
+    SWITCH,
+    TEXT,
+    TEXTS,
+    Field,
+    Rule,
+    choice,
+    integer,
+    number,
+    some_of,
+)  # fmt: skip
 from marl_jax.schema.conditions import CONDITIONS
 
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -119,6 +133,22 @@ OPPONENTS = {  # in competitive games during training
     "prioritized": Field(True, SWITCH, "Whether stronger past policies are sampled more often"),
     "bots": Field((), TEXTS, "Bots to train against, e.g. ('random',)"),
     "bot_frac": Field(0.0, number(0, 1), "Fraction of games against bots"),
+    "members": Field(
+        (), TEXTS, "Runs whose policies fill the opponent pool instead of past policies, as FOLDER or FOLDER@STEP"
+    ),
+    "shares": Field((), SHARES, "Relative frequency of each run of opponents.members; () for equal frequencies"),
+}
+
+POPULATION = {  # a run that trains one member after the other, see docs/populations.md
+    "method": Field(
+        "",
+        choice("", "psro", "league"),
+        "How a population is trained; psro: each member responds to the Nash equilibrium of the earlier ones; league: "
+        "a main policy and two exploiters; '': one policy, no population",
+    ),
+    "rounds": Field(8, integer(1, 1000), "Number of rounds after the first member"),
+    "steps": Field(60, integer(1), "Number of training steps of each member after the first"),
+    "self_play_frac": Field(0.35, number(0, 1), "Fraction of the games of a league's main policy against itself"),
 }
 
 # --------------------------------------------------------------------------------------------- models and learning
@@ -323,8 +353,9 @@ ALGO_NAME = Field("ppo", TEXT, "Name of the algorithm, which determines the othe
 
 GROUPS = {
     "env": ENV, "task": TASK, "model": MODEL, "model.lora": LORA, "rollout": ROLLOUT, "sampling": SAMPLING,
-    "optim": OPTIM, "opponents": OPPONENTS, "reward": REWARD, "curriculum": CURRICULUM, "eval": EVAL, "play": PLAY,
-    "serve": SERVE, "checkpoint": CHECKPOINT, "mesh": MESH, "distributed": DISTRIBUTED, "log": LOG,
+    "optim": OPTIM, "opponents": OPPONENTS, "population": POPULATION, "reward": REWARD, "curriculum": CURRICULUM,
+    "eval": EVAL, "play": PLAY, "serve": SERVE, "checkpoint": CHECKPOINT, "mesh": MESH, "distributed": DISTRIBUTED,
+    "log": LOG,
 }  # fmt: skip
 
 FIELDS: dict[str, Field] = {

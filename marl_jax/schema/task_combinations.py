@@ -38,6 +38,8 @@ def _games_only(c: ConfigDict) -> Iterator[str]:
         yield f"config.curriculum.enabled is True with task.name {c.task.name!r}, but must be False except for puzzles"
     if c.opponents.self_play_frac < 1 or c.opponents.bots or c.opponents.pool_size:
         yield f"config.opponents is set with task.name {c.task.name!r}, but must have its defaults: only games use it"
+    if c.population.method:
+        yield f"config.population.method is {c.population.method!r}, but must be '' for tasks"
 
 
 def _length(c: ConfigDict) -> Iterator[str]:

@@ -110,7 +110,7 @@ class GameSetup(Setup):
         sections = make_sections(self.config.rollout.num_envs, o.self_play_frac, bots, o.bot_frac)
         if sections.own == sections.rows and not o.pool_size:
             return None
-        return Opponents(sections, o.pool_size, o.snapshot_every, o.prioritized, self.game.sides)
+        return Opponents(sections, o.pool_size, o.snapshot_every, o.prioritized, bool(o.members), self.game.sides)
 
     def _bot(self, name: str) -> Bot:
         """Build a bot by name; "" is the strongest one of the game."""

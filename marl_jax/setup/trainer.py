@@ -18,6 +18,7 @@ from marl_jax.running.monitor import Monitor
 from marl_jax.running.profiling import Clock
 from marl_jax.running.recovery import roll_back
 from marl_jax.samples import Samples
+from marl_jax.setup.members import with_opponents
 from marl_jax.setup.parts import Setup
 from marl_jax.setup.run_fingerprint import run_fingerprint
 from marl_jax.setup.train_programs import arrays, at_start, compile_ahead, programs, resumed, saved
@@ -43,7 +44,9 @@ class Trainer:
     def restore(self, checkpoints: Checkpoints) -> Restored | None:
         """Continue from the newest checkpoint, if there is one. Call once, before the first rollout."""
         restored = checkpoints.restore(self._saved(), run=run_fingerprint(self._setup))
-        if restored is not None:
+        if restored is None:
+            self._rollout_state = with_opponents(self._setup, self._rollout_state)
+        else:
             self._states, kept = resumed(self._states, restored.state)
             self._rollout_state = kept if self._rollout.jitted else restored.meta["rollout"]
         self._play, self._learn, self._after_update = programs(
