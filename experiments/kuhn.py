@@ -5,7 +5,8 @@
 One policy plays both seats. Expect an exploitability of 0.02 chips after 200 updates, from 0.43, in one to five minutes
 on two CPU cores (docs/results.md).
 
-The default is PPO with a magnet. `:ppo`, `:role` and `:magnet_role` are the other forms of `configs/poker.py`.
+The default is PPO with a magnet. `:ppo`, `:role`, `:magnet_role`, `:psro` and `:league` are the other forms of
+`configs/poker.py`.
 `:smollm2` and the others of `configs/variants.py` (also `:ppo+smollm2`) use a pretrained model. `:sft` imitates the
 equilibrium bot.
 """

@@ -35,6 +35,7 @@ GROUP_TITLES = {
     "sampling": "Sampling for tasks",
     "optim": "Optimizer",
     "opponents": "Opponents",
+    "population": "Population",
     "reward": "Rewards",
     "curriculum": "Curriculum",
     "eval": "Evaluation",

@@ -152,3 +152,13 @@ def test_adapters_of_historical_opponents_are_their_own_on_the_same_base():
     assert (theirs != ours)[opposite].any()  # or the test cannot fail
     cells = np.log2(np.asarray(after.games.state.crosses)).astype(int)
     np.testing.assert_array_equal(cells, np.where(opposite, theirs, ours))
+
+
+def test_members_of_a_population_are_met_by_their_shares(pool):
+    mixed = opponents.with_members(pool, [(snapshot(7), 0.75), (snapshot(8), 0.25)])
+    assert mixed.step.tolist() == [0, 1, -1, -1] and mixed.snapshots["model"]["w"][:2, 0, 0].tolist() == [7, 8]
+    np.testing.assert_allclose(opponents.chances(mixed, prioritized=False), [0.75, 0.25, 0, 0])
+    strong = opponents.record(mixed, 1, 0.0, 99.0)  # weights (1 - 0.5)² and (1 - 0.005)²
+    odds = 0.75 * 0.25, 0.25 * (1 - 0.005) ** 2
+    np.testing.assert_allclose(opponents.chances(strong, prioritized=True)[:2], np.array(odds) / sum(odds), rtol=1e-5)
+    assert not Opponents(Sections(1, 1), pool_size=4, fixed=True).snapshot_due(25)
