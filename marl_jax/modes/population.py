@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ from marl_jax.running import console
 from marl_jax.running.metrics import replace_text, write_config
 from marl_jax.running.processes import workdir_lock
 from marl_jax.running.signals import GracefulStop
-from marl_jax.schema import run_fields, sweeps
+from marl_jax.schema import run_fields, saved, stages, sweeps
 from marl_jax.setup import GameSetup
 from marl_jax.web import population as page
 
@@ -73,22 +74,11 @@ def main(config: ConfigDict, workdir: Path, stop: GracefulStop | None = None) ->
         raise RunError(f"{workdir} is the folder of a run or sweep; choose another --workdir for the population")
     folder, rounds = workdir / FOLDER, config.population.rounds
     method, first = METHODS[config.population.method]
-    programs: dict[str, SharedPrograms] = {}
-
-    def trained(name: str, member_config: ConfigDict) -> bool:
-        """Train a member, and return whether it has finished."""
-        if train.all_steps_done(folder / name, member_config.steps, member_config.stop_when):
-            return True
-        # Members of a kind differ only in opponents and initial weights.
-        kind = "" if name == first else name.rpartition("-")[0]
-        shared = programs.setdefault(kind, SharedPrograms())
-        with console.also_log_to(folder / name):
-            return train.train_stages(member_config, folder / name, stop, shared)
-
     with workdir_lock(workdir), contextlib.nullcontext(stop) if stop else GracefulStop() as stop:
+        trained = functools.partial(_train, folder=folder, stop=stop, programs={})
         write_config(config, workdir)
         founder = founder_config(config, first)
-        if not trained(first, founder):
+        if not trained(first, founder, kind=""):
             return _stopped(first)
         setup = setups.make(founder, workdir=folder / first)
         assert isinstance(setup, GameSetup)
@@ -111,17 +101,44 @@ def main(config: ConfigDict, workdir: Path, stop: GracefulStop | None = None) ->
     log.info("population: %s", workdir / page.FILE)
 
 
+def _train(
+    name: str,
+    config: ConfigDict,
+    folder: Path,
+    stop: GracefulStop,
+    programs: dict[str, SharedPrograms],
+    kind: str | None = None,
+) -> bool:
+    """Train a member, and return whether it has finished.
+
+    Args:
+        name: Name of the member.
+        config: Its config.
+        folder: Folder of all members.
+        stop: Tells whether the user has stopped the run.
+        programs: Programs by kind of member; members of a kind differ only in opponents and initial weights.
+        kind: Kind of the member; by default its name without the number.
+    """
+    if train.all_steps_done(folder / name, config.steps, config.stop_when):
+        return True
+    if stages.has_begun(folder / name):
+        config = saved.read(folder / name)  # a member that was interrupted keeps its opponents and its size of the pool
+    shared = programs.setdefault(name.rpartition("-")[0] if kind is None else kind, SharedPrograms())
+    with console.also_log_to(folder / name):
+        return train.train_stages(config, folder / name, stop, shared)
+
+
 # ------------------------------------------------------------------------------------------------------------ methods
 
 
 def response(number: int, standings: Standings, config: ConfigDict) -> Member:
-    """Respond to the equilibrium of all members, from the weights of the newest one."""
+    """Respond to the equilibrium of all members, from the weights of the first one."""
     opponents = {
         name: float(share)
         for name, share in zip(standings.names, standings.shares, strict=True)
         if share >= LEAST_SHARE
     }
-    return Member(f"response-{number:02}", standings.names[-1], opponents)
+    return Member(f"response-{number:02}", standings.names[0], opponents)
 
 
 def main_policy(number: int, standings: Standings, config: ConfigDict) -> Member:

@@ -66,14 +66,14 @@ def test_payoffs_and_exploitability_are_exact(psro):
     assert last["exploitability"] == pytest.approx(exact.exploitability(tree, mixture), abs=1e-9)
 
 
-def test_a_member_responds_to_the_equilibrium_from_the_newest_weights(psro):
+def test_a_member_responds_to_the_equilibrium_from_the_first_weights(psro):
     before, last = results(psro)[1], results(psro)[2]
     config = saved.read(psro / "members" / "response-02")
     shares = {name: share for name, share in zip(before["names"], before["shares"], strict=True) if share >= 1e-3}
     assert last["opponents"]["response-02"] == pytest.approx(shares)
     assert [name.rpartition("/")[2] for name in config.opponents.members] == list(shares)
     assert config.opponents.self_play_frac == 0 and not config.opponents.prioritized
-    assert config.model.init_from.endswith("members/response-01")
+    assert config.model.init_from.endswith("members/response-00")
     assert last["best_gain"] == before["exploitability"] >= last["gain"]["response-02"]
 
 
