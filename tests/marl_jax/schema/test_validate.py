@@ -78,7 +78,7 @@ def test_every_form_of_a_puzzle_is_accepted_and_has_the_same_budget(experiment):
 def test_every_form_of_poker_is_accepted(experiment):
     for form in (None, *poker.FORMS, "sft", "smollm2", "ppo+smollm2-lora", "sft+tiny"):
         validate.check(experiment.get_config(form))
-    with pytest.raises(ValueError, match="form is 'magnt', but must be one of: magnet, ppo, role, magnet_role, psro, league"):
+    with pytest.raises(ValueError, match="form is 'magnt', but must be one of: magnet, ppo, role, magnet_role, psro"):
         experiment.get_config("magnt")
 
 
