@@ -23,9 +23,8 @@ SHAPE = {name: value for name, value in dataclasses.asdict(CONFIGS["llama"]).ite
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_is_complete(name):
     family = FAMILIES.get(name)
-    cfg = ModelConfig(
-        name, **{**SHAPE, "n_kv_heads": SHAPE["n_heads"], "head_dim": 4, **family.fixed, **MORE.get(name, {})}
-    )
+    shape = {**SHAPE, "n_kv_heads": SHAPE["n_heads"], "head_dim": 4}
+    cfg = ModelConfig(name, **{**shape, **family.fixed, **MORE.get(name, {})})
     leaves = family.leaves(cfg)
     shapes = {
         "/".join(key.key for key in path): leaf.shape

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from safetensors.numpy import load_file, save_file
 
 from models import hf_config, lora
@@ -22,6 +23,7 @@ from models.errors import WeightsError
 from models.media import Media, index_of, mrope_positions
 from models.model import Model, build
 from models.registry import get
+from models.sharding import MESH_AXES, param_shardings
 from models.weights import export, load
 from tests.models.hf_folders import GOLDEN, same
 from tests.models.tiny_models import CONFIGS, forward, largest_difference, logits, quick_jit, random_params, unstack
@@ -174,6 +176,48 @@ def test_the_layout_may_be_an_argument_or_a_constant_and_padding_changes_nothing
     assert largest_difference(ragged[:, :6], alone) < 1e-5
 
 
+def test_every_matrix_of_the_tower_is_sharded():
+    model = build(get("qwen2.5-vl-3b").config)
+    mesh = jax.make_mesh((1, 4, 2), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    shardings = param_shardings(mesh, model.axes(), model.abstract())["vision"]
+    shapes = model.abstract()["vision"]
+    for sharding, leaf in zip(jax.tree.leaves(shardings), jax.tree.leaves(shapes), strict=True):
+        parts = leaf.size // np.prod(sharding.shard_shape(leaf.shape))
+        assert parts == 8 if leaf.size > 1e7 else parts >= 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["all", "fsdp"])
+def test_a_mesh_gives_the_results_of_one_device(name):
+    """Tower, insertion and decoder, with gradients, over 8 devices."""
+    vision = VisionConfig(2, 16, 2, 24, image_id=63, patch=2, window=8, full_layers=(1,))
+    model = build(dataclasses.replace(CONFIGS["qwen2"], vision=vision, mrope_sections=(2, 1, 1)))
+    params, rng = random_params(model), np.random.default_rng(0)
+    patches = rng.standard_normal((8, 24, 24)).astype(np.float32)
+    tokens = np.stack([[1, *[63] * 6, *rng.integers(2, 60, 5)] for _ in range(8)]).astype(np.int32)
+    positions = mrope_positions(tokens, 63, np.asarray([[(3, 2)]]))
+    layout = model.vision.layout([(6, 4)])
+
+    def learn(params, patches, tokens):
+        def loss(params):
+            embeddings = model.vision(params["vision"], patches, layout, dtype=jnp.float32)
+            media = Media(embeddings, index_of(tokens, 63))
+            hidden, _ = model.forward(params, tokens, positions=positions, media=media, dtype=jnp.float32)
+            return jnp.sum(jnp.sin(hidden)), hidden
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    expected = quick_jit(learn)(params, patches, tokens)
+    mesh = jax.make_mesh({"all": (2, 2, 2), "fsdp": (1, 8, 1)}[name], MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        shardings = param_shardings(mesh, model.axes(), model.abstract())
+        split = [s for s in jax.tree.leaves(shardings["vision"]) if not s.is_fully_replicated]
+        assert len(split) > 20
+        found = quick_jit(learn)(jax.device_put(params, shardings), patches, tokens)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert largest_difference(ours, theirs) <= 2e-5 * max(1.0, float(jnp.max(jnp.abs(theirs))))
+
+
 def test_bad_grids_and_patches_are_refused(golden):
     encoder, params = golden.model.vision, golden.params["vision"]
     for grids, patches, message in (
@@ -188,6 +232,13 @@ def test_bad_grids_and_patches_are_refused(golden):
         encoder(params, np.zeros((1, 16, 25)), encoder.layout([(4, 4)]))
     with pytest.raises(ValueError, match="the layout is for"):
         encoder(params, np.zeros((3, 16, 24)), encoder.layout([(4, 4)] * 2))
+
+
+def test_the_example_of_the_page_runs():
+    page = (Path(__file__).parents[2] / "docs" / "vision.md").read_text(encoding="utf-8")
+    names: dict = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    assert names["hidden"].shape == (8, 11, 128) and names["embeddings"].shape == (8, 6, 128)
 
 
 # ---------------------------------------------------------------------------------------------------- files
