@@ -27,6 +27,22 @@ from models.stack import Stack, rematerialized
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Windows:
+    """The attention windows of I images.
+
+    Attributes:
+        slots: int32 [I, W · S], the patch in each of the S slots of W windows, or -1.
+        home: int32 [I, N], the slot of each patch, or -1 for padding.
+        held: int32 [I, W], number of patches in each window.
+    """
+
+    slots: jax.Array | np.ndarray
+    home: jax.Array | np.ndarray
+    held: jax.Array | np.ndarray
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class PatchLayout:
     """The places of the patches of I images, from `Encoder.layout`.
 
@@ -35,16 +51,12 @@ class PatchLayout:
     Attributes:
         places: int32 [I, N, 2], row and column of each patch.
         lengths: int32 [I], number of patches of each image. None: all N.
-        slots: int32 [I, W · S], the patch in each of the S slots of W windows, or -1. None: no layer has windows.
-        home: int32 [I, N], the slot of each patch, or -1 for padding.
-        held: int32 [I, W], number of patches in each window.
+        windows: Places in windows. None: no layer has windows.
     """
 
     places: jax.Array | np.ndarray
     lengths: jax.Array | np.ndarray | None
-    slots: jax.Array | np.ndarray | None
-    home: jax.Array | np.ndarray | None
-    held: jax.Array | np.ndarray | None
+    windows: Windows | None
 
 
 class VisionAttention(nnx.Module):
@@ -189,16 +201,19 @@ class Encoder(Stack):
         if layout.places.shape[1] != patches.shape[1] or layout.places.shape[0] not in (1, images):
             held = layout.places.shape[:2]
             raise ValueError(f"the layout is for {held} images and patches, but patches has {patches.shape[:2]}")
+        if (layout.windows is None) != cfg.all_full:
+            raise ValueError("the layout is of another encoder; make it with the layout method of this one")
         layout = jax.tree.map(lambda x: jnp.broadcast_to(x, (images, *x.shape[1:])), layout)
         kernel = kernel or default_kernel(cfg.head_dim)
         full = functools.partial(_attend, lengths=layout.lengths, kernel=kernel)
-        windowed = functools.partial(_attend_in_windows, layout=layout, kernel=kernel)
+        windows = layout.windows
+        windowed = full if windows is None else functools.partial(_attend_in_windows, windows=windows, kernel=kernel)
         ends, rope = self.ends(params), _angles(cfg, layout.places)
-        whole = np.ones(cfg.n_layers, bool) if cfg.all_full else np.isin(np.arange(cfg.n_layers), cfg.full_layers)
+        whole = np.asarray([cfg.full_layers is None or i in cfg.full_layers for i in range(cfg.n_layers)])
 
         def layer(x, given):
             weights, is_full = given
-            attend = full if whole.all() else lambda q, k, v: jax.lax.cond(is_full, full, windowed, q, k, v)
+            attend = full if windows is None else lambda q, k, v: jax.lax.cond(is_full, full, windowed, q, k, v)
             return nnx.merge(self.block_def, weights)(x, rope, attend), None
 
         x = ends.start(patches, dtype)
@@ -225,12 +240,12 @@ def _attend(q, k, v, lengths, kernel: str):
     return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **sizes)
 
 
-def _attend_in_windows(q, k, v, layout: PatchLayout, kernel: str):
+def _attend_in_windows(q, k, v, windows: Windows, kernel: str):
     """Attend within the windows of each image."""
-    windows = layout.held.shape[1]
-    inside = [fold(move(x, layout.slots, layout.home), windows) for x in (q, k, v)]
-    out = _attend(*inside, jnp.maximum(layout.held.reshape(-1), 1), kernel)  # a softmax needs one key
-    return move(unfold(out, windows), layout.home, layout.slots)
+    there, back, n = windows.slots, windows.home, windows.held.shape[1]
+    q, k, v = (fold(move(x, there, back), n) for x in (q, k, v))
+    held = jnp.maximum(windows.held.reshape(-1), 1)  # a softmax needs one key
+    return move(unfold(_attend(q, k, v, held, kernel), n), back, there)
 
 
 def _layout(cfg: VisionConfig, grids: Sequence[tuple[int, int]], patches: int | None) -> PatchLayout:
@@ -249,12 +264,12 @@ def _layout(cfg: VisionConfig, grids: Sequence[tuple[int, int]], patches: int | 
     places = np.stack([_padded(places, total, 0) for places, *_ in made])
     same = None if (lengths == total).all() else lengths
     if cfg.all_full:
-        return PatchLayout(places, same, None, None, None)
+        return PatchLayout(places, same, None)
     most = max(len(held) for *_, held in made)
     slots = np.stack([_padded(slots, most * _slots(cfg), -1) for _, slots, _, _ in made])
     home = np.stack([_padded(home, total, -1) for _, _, home, _ in made])
     held = np.stack([_padded(held, most, 0) for *_, held in made])
-    return PatchLayout(places, same, slots, home, held)
+    return PatchLayout(places, same, Windows(slots, home, held))
 
 
 def _slots(cfg: VisionConfig) -> int:

@@ -155,10 +155,11 @@ def test_windows_hold_every_patch_once_in_the_order_of_the_patches():
     """6 × 6 cells with windows of 4 × 4 cells: 64, 32, 32 and 16 patches."""
     encoder = build(get("qwen2.5-vl-3b").config).vision
     layout = encoder.layout([(12, 12), (2, 20)], 160)
-    assert layout.held.tolist() == [[64, 32, 32, 16], [16, 16, 8, 0]] and layout.lengths.tolist() == [144, 40]
+    windows = layout.windows
+    assert windows.held.tolist() == [[64, 32, 32, 16], [16, 16, 8, 0]] and layout.lengths.tolist() == [144, 40]
     assert layout.places[0, :9].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3], [0, 4]]
     for image, n in enumerate((144, 40)):
-        slots, home = layout.slots[image], layout.home[image]
+        slots, home = windows.slots[image], windows.home[image]
         assert slots[home[:n]].tolist() == list(range(n)) and (home[n:] == -1).all() and (slots >= 0).sum() == n
         window = home[:n] // 64
         rows, columns = layout.places[image, :n].T // 8
@@ -230,10 +231,14 @@ def test_bad_grids_and_patches_are_refused(golden):
             encoder.layout(grids, patches)
     with pytest.raises(ValueError, match=r"must have \(I, N, 24\)"):
         encoder(params, np.zeros((1, 16, 25)), encoder.layout([(4, 4)]))
+    with pytest.raises(ValueError, match="the layout is of another encoder"):
+        layout = dataclasses.replace(encoder.layout([(4, 4)]), windows=None)
+        encoder(params, np.zeros((1, 16, 24)), layout)
     with pytest.raises(ValueError, match="the layout is for"):
         encoder(params, np.zeros((3, 16, 24)), encoder.layout([(4, 4)] * 2))
 
 
+@pytest.mark.nightly
 def test_the_example_of_the_page_runs():
     page = (Path(__file__).parents[2] / "docs" / "vision.md").read_text(encoding="utf-8")
     names: dict = {}
