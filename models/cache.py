@@ -27,11 +27,14 @@ class Cache:
         lengths: int32 [B], number of tokens of each row. Later slots are never attended to.
         table: int32 [B, M], the pages of each row: the token at position s is in slot s % S of page table[b, s // S].
             None: row b has page b only. On a mesh see `pick`.
+        offset: int32 [B], the position of the next token of each row minus the number of its tokens. It differs from
+            zero after images with mRoPE, whose tokens share positions. None: zero.
     """
 
     layers: tuple[tuple[jax.Array, ...], ...]
     lengths: jax.Array
     table: jax.Array | None = None
+    offset: jax.Array | None = None
 
     @property
     def slots(self) -> int:
@@ -166,12 +169,14 @@ def take(cache: Cache, rows: jax.Array) -> Cache:
     Use it to sample several completions and keep the original cache. See `pick` about meshes.
     """
     table = rows[:, None] if cache.table is None else cache.table[rows]
-    return Cache(tuple(pick(layer, len(rows), table) for layer in cache.layers), cache.lengths[rows])
+    layers = tuple(pick(layer, len(rows), table) for layer in cache.layers)
+    return Cache(layers, cache.lengths[rows], offset=None if cache.offset is None else cache.offset[rows])
 
 
 def restart(cache: Cache, where: jax.Array) -> Cache:
     """Return the cache with the rows marked in `where`, bool [B], emptied."""
-    return dataclasses.replace(cache, lengths=jnp.where(where, 0, cache.lengths))
+    offset = None if cache.offset is None else jnp.where(where, 0, cache.offset)
+    return dataclasses.replace(cache, lengths=jnp.where(where, 0, cache.lengths), offset=offset)
 
 
 def repeat(cache: Cache, times: int) -> Cache:
@@ -190,4 +195,5 @@ def broadcast(cache: Cache, batch: int, slots: int) -> Cache:
         return jnp.concatenate([jnp.broadcast_to(x, (batch, *x.shape[1:])), room], axis=1)
 
     layers = tuple((one(k), one(v)) for k, v in cache.layers)
-    return Cache(layers, jnp.broadcast_to(cache.lengths, (batch,)))
+    offset = None if cache.offset is None else jnp.broadcast_to(cache.offset, (batch,))
+    return Cache(layers, jnp.broadcast_to(cache.lengths, (batch,)), offset=offset)

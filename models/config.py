@@ -69,6 +69,81 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class VisionConfig:
+    """The encoder of images in front of a decoder, see `models/vision.py`.
+
+    Attributes:
+        n_layers: Number of layers.
+        d_model: Width.
+        n_heads: Number of attention heads.
+        d_ff: Width of the feed-forward network.
+        image_id: Token id of an image placeholder.
+        start_id: Token id before the placeholders of an image. None: no such token.
+        end_id: Token id after them. None: no such token.
+        channels: Color channels of an image.
+        patch: Side of a patch in pixels.
+        frames: Frames per patch. A still image is repeated.
+        merge: Side in patches of the square that becomes one embedding.
+        window: Side of an attention window in pixels.
+        full_layers: Layers with attention within the whole image instead of a window. None: all layers.
+        norm_eps: Epsilon of the norms.
+        rope_theta: Base of the rotary frequencies.
+    """
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    d_ff: int
+    image_id: int
+    start_id: int | None = None
+    end_id: int | None = None
+    channels: int = 3
+    patch: int = 14
+    frames: int = 2
+    merge: int = 2
+    window: int = 112
+    full_layers: tuple[int, ...] | None = None
+    norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+
+    def __post_init__(self):
+        for name in ("n_layers", "d_model", "n_heads", "d_ff", "channels", "patch", "frames", "merge", "window"):
+            value, most = getattr(self, name), LARGEST.get(name, 1 << 14)
+            _check(f"vision.{name}", value, is_whole(value) and value <= most, f"an integer from 1 to {most:,}")
+        for name in ("image_id", "start_id", "end_id"):
+            value = getattr(self, name)
+            right = is_whole(value) or value == 0 or (value is None and name != "image_id")
+            _check(f"vision.{name}", value, right, "a token id >= 0")
+        width, cell = self.d_model, self.patch * self.merge
+        _check(
+            "vision.d_model", width, width % (4 * self.n_heads) == 0, f"a multiple of {4 * self.n_heads}, 4 · n_heads"
+        )
+        _check("vision.window", self.window, self.window % cell == 0, f"a multiple of {cell}, patch · merge")
+        full = self.full_layers
+        right = full is None or (
+            isinstance(full, tuple) and all(isinstance(i, int) and 0 <= i < self.n_layers for i in full)
+        )
+        _check("vision.full_layers", full, right, f"None or a tuple of layers from 0 to {self.n_layers - 1}")
+        for name in ("norm_eps", "rope_theta"):
+            _check(f"vision.{name}", getattr(self, name), is_number(getattr(self, name)), "a number > 0")
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+        return self.d_model // self.n_heads
+
+    @property
+    def patch_size(self) -> int:
+        """Number of values of a patch."""
+        return self.channels * self.frames * self.patch**2
+
+    @property
+    def all_full(self) -> bool:
+        """Whether no layer has windows."""
+        return self.full_layers is None or len(set(self.full_layers)) == self.n_layers
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """All settings that determine the computation of a model.
 
@@ -94,6 +169,8 @@ class ModelConfig:
     sliding_window: int | None = None  # a token attends to itself and the window - 1 tokens before it
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    mrope_sections: tuple[int, ...] | None = None  # Qwen2.5-VL: pairs of channels that rotate by time, row and column
+    vision: VisionConfig | None = None
 
     def __post_init__(self):
         known = isinstance(self.family, str) and self.family in FAMILIES
@@ -127,6 +204,18 @@ class ModelConfig:
             _check(
                 "n_kv_heads", self.n_kv_heads, self.n_kv_heads == self.n_heads, f"{self.n_heads}, the value of n_heads"
             )
+
+        sections, vision = self.mrope_sections, self.vision
+        right = sections is None or (isinstance(sections, tuple) and all(is_whole(n) for n in sections))
+        right = right and (sections is None or (len(sections), sum(sections)) == (3, self.head_dim // 2))
+        _check(
+            "mrope_sections",
+            sections,
+            right,
+            f"None or three integers >= 1 with sum {self.head_dim // 2}, head_dim / 2",
+        )
+        _check("mrope_sections", sections, sections is None or not self.learned_positions, "None for learned positions")
+        _check("vision", vision, vision is None or isinstance(vision, VisionConfig), "None or a VisionConfig")
 
     @property
     def learned_positions(self) -> int | None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from models import lora
 from models.attention import Attend
 from models.config import ModelConfig, RopeScaling
 from models.exact_sums import add_bias
+from models.media import Media
 from models.sharding import constrain
 
 
@@ -82,8 +84,20 @@ def _scaled(freq, s: RopeScaling):
 
 
 def rope_angles(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return cos and sin, float32 [B, T, 1, H/2], of positions [B, T]."""
-    angles = positions[..., None].astype(jnp.float32) * rope_frequencies(cfg)
+    """Return cos and sin, float32 [B, T, 1, H/2].
+
+    Args:
+        cfg: Config of the model.
+        positions: int32 [B, T], or [3, B, T] with mRoPE.
+    """
+    frequencies = rope_frequencies(cfg)
+    if positions.ndim == 3:
+        assert cfg.mrope_sections is not None
+        of_axes = jnp.split(frequencies, np.cumsum(cfg.mrope_sections)[:-1])
+        turns = [p[..., None].astype(jnp.float32) * f for p, f in zip(positions, of_axes, strict=True)]
+        angles = jnp.concatenate(turns, axis=-1)
+    else:
+        angles = positions[..., None].astype(jnp.float32) * frequencies
     return jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
 
 
@@ -225,9 +239,10 @@ class Ends(nnx.Module):
         if not cfg.tie_embeddings:
             self.head = param(rngs, (cfg.d_model, cfg.vocab_size), ("D", "V"), 0.02, dtype)
 
-    def start(self, tokens, positions, dtype):
-        """Embed tokens [B, T] and return x [B, T, D] with the rotary angles."""
-        return embed(self.embed[...], tokens, dtype), rope_angles(self.cfg, positions)
+    def start(self, tokens, positions, dtype, media: Media | None = None):
+        """Embed tokens [B, T] and media; return x [B, T, D] and the rotary angles."""
+        x = embed(self.embed[...], tokens, dtype)
+        return x if media is None else media.insert(x), rope_angles(self.cfg, positions)
 
     def finish(self, x):
         """Apply the last norm."""

@@ -13,6 +13,7 @@ from models.attention import Attend
 from models.config import ModelConfig
 from models.decoder import Adapters, embed, param, to_logits
 from models.exact_sums import add_bias
+from models.media import Media
 from models.sharding import constrain
 
 
@@ -116,9 +117,11 @@ class Gpt2Ends(nnx.Module):
         self.norm = param(rngs, (cfg.d_model,), ("D",), None, dtype)
         self.norm_bias = param(rngs, (cfg.d_model,), ("D",), 0, dtype)
 
-    def start(self, tokens, positions, dtype):
-        """Embed tokens and positions [B, T] and return (x [B, T, D], None)."""
-        return embed(self.embed[...], tokens, dtype) + embed(self.positions[...], positions, dtype), None
+    def start(self, tokens, positions, dtype, media: Media | None = None):
+        """Embed tokens, media and positions [B, T] and return (x [B, T, D], None)."""
+        x = embed(self.embed[...], tokens, dtype)
+        x = x if media is None else media.insert(x)
+        return x + embed(self.positions[...], positions, dtype), None
 
     def finish(self, x):
         """Apply the last norm."""

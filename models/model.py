@@ -19,6 +19,9 @@ from models.cache import Cache
 from models.config import ModelConfig
 from models.families import FAMILIES
 from models.layouts import Branches, Conversations, Packed
+from models.media import Media, check_shapes
+from models.stack import Stack, rematerialized
+from models.vision import Encoder
 
 REMAT = ("none", "full", "dots")
 
@@ -31,12 +34,16 @@ class Model:
 
     def __init__(self, cfg: ModelConfig):
         self.cfg = cfg
-        self._family = FAMILIES.get(cfg.family)
-        self._ends_def, self._ends = nnx.split(nnx.eval_shape(lambda: self._make_ends(jax.random.key(0), jnp.float32)))
-        block = nnx.eval_shape(lambda: self._make_block(jax.random.key(0), jnp.float32))
-        self._block_def, self._block = nnx.split(block)
-        fused = nnx.eval_shape(lambda: self._family.block(cfg, nnx.Rngs(0), jnp.float32, fused=True))
+        self._family = family = FAMILIES.get(cfg.family)
+        self._stack = Stack(
+            lambda rngs, dtype: family.ends(cfg, rngs, dtype),
+            lambda rngs, dtype: family.block(cfg, rngs, dtype),
+            cfg.n_layers,
+        )
+        self._block_def = self._stack.block_def
+        fused = nnx.eval_shape(lambda: family.block(cfg, nnx.Rngs(0), jnp.float32, fused=True))
         self._fused_def = nnx.split(fused)[0]
+        self.vision = None if cfg.vision is None else Encoder(cfg.vision, cfg.d_model)
 
     def __hash__(self):
         return hash(self.cfg)
@@ -44,20 +51,12 @@ class Model:
     def __eq__(self, other):
         return isinstance(other, Model) and self.cfg == other.cfg
 
-    def _make_ends(self, key, dtype):
-        return self._family.ends(self.cfg, nnx.Rngs(params=key), dtype)
-
-    def _make_block(self, key, dtype):
-        return self._family.block(self.cfg, nnx.Rngs(params=key), dtype)
-
     def init(self, key: jax.Array, dtype=jnp.float32) -> dict:
         """Return random parameters with stacked layers."""
-        ends_key, layers_key = jax.random.split(key)
-        ends = nnx.to_pure_dict(nnx.state(self._make_ends(ends_key, dtype)))
-        layers = jax.vmap(lambda k: nnx.to_pure_dict(nnx.state(self._make_block(k, dtype))))(
-            jax.random.split(layers_key, self.cfg.n_layers)
-        )
-        return {**ends, "layers": layers}
+        params = self._stack.init(key, dtype)
+        if self.vision is None:
+            return params
+        return {**params, "vision": self.vision.init(jax.random.fold_in(key, 1), dtype)}
 
     def abstract(self, dtype=jnp.float32) -> dict:
         """Return the shapes of the stacked parameters without allocating them."""
@@ -65,14 +64,8 @@ class Model:
 
     def axes(self) -> dict:
         """Return the axis letters of every stacked parameter."""
-
-        def letters(state, front=()):
-            tree = jax.tree.map(
-                lambda v: (*front, *v.get_metadata("axes")), state, is_leaf=lambda v: isinstance(v, nnx.Variable)
-            )
-            return nnx.to_pure_dict(tree)
-
-        return {**letters(self._ends), "layers": letters(self._block, ("L",))}
+        letters = self._stack.axes()
+        return letters if self.vision is None else {**letters, "vision": self.vision.axes()}
 
     def unstack(self, params: dict, dtype=jnp.bfloat16, fuse: bool = True) -> dict:
         """Return parameters for decoding: cast, one tree per layer, q/k/v and gate/up fused.
@@ -96,6 +89,7 @@ class Model:
         tokens: jax.Array,
         *,
         positions: jax.Array | None = None,
+        media: Media | None = None,
         lengths: jax.Array | None = None,
         layout: Packed | Branches | Conversations | None = None,
         prefix: tuple | None = None,
@@ -113,8 +107,9 @@ class Model:
         Args:
             params: Stacked or unstacked parameters. A cache needs unstacked ones.
             tokens: int32 [B, T], right-padded.
-            positions: int32 [B, T]. By default those of the layout, or consecutive positions after the prefix and the
-                cache.
+            positions: int32 [B, T], or [3, B, T] for a model with mRoPE: time, row and column. By default those of the
+                layout, or consecutive positions after the prefix and the cache.
+            media: Embeddings that replace those of placeholder tokens, see `models/media.py`.
             lengths: int32 [B], number of real tokens in each row. By default T.
             layout: Layout of several samples per row, see `models/layouts.py`. Not supported with a cache.
             prefix: Keys and values that all rows continue, from `read_prefix` or, per layer, from `unstack_prefix`. A
@@ -135,6 +130,8 @@ class Model:
         """
         batch, time = tokens.shape
         _check(tokens.shape, layout, cache, rows, new_cache, remat)
+        if media is not None:
+            check_shapes(media, tokens.shape, self.cfg.d_model)
         if positions is None and isinstance(layout, Conversations):
             positions = layout.positions
         readable, skip = (0, 0) if prefix is None else jax.tree.leaves(prefix)[0].shape[-4:-2]
@@ -143,9 +140,14 @@ class Model:
             raise ValueError(f"tokens need {skip + time} positions, but the model has learned {known}")
         lengths = jnp.full((batch,), time, jnp.int32) if lengths is None else lengths
         starts = None if cache is None else cache.lengths if rows is None else cache.lengths[rows]
+        offset = None if cache is None or cache.offset is None else cache.offset if rows is None else cache.offset[rows]
         if positions is None:
             before = jnp.full((batch,), skip, jnp.int32) if starts is None else skip + starts
+            before = before if offset is None else before + offset
             positions = before[:, None] + jnp.arange(time)
+        elif positions.ndim == 3:
+            _check_mrope(self.cfg, positions, tokens.shape)
+            offset = _offset_after(positions, lengths, skip if starts is None else skip + starts, offset)
         window, keep = self.cfg.sliding_window, new_cache is not None
         kernel = kernel or default_kernel(self.cfg.head_dim, cache)
         table = None if cache is None else cache.table if rows is None else rows[:, None]
@@ -158,8 +160,8 @@ class Model:
             ordered = layout.branch is None
             mask, layout = conversation_mask(layout, lengths, skip, window, kernel, dtype), None
         attend = Attend(starts, lengths, window, keep, kernel, layout, readers, table, mask, ordered)
-        ends = self._merge_ends(params)
-        x, angles = ends.start(tokens, positions, dtype)
+        ends = self._stack.ends(params)
+        x, angles = ends.start(tokens, positions, dtype, media)
         weights = None if adapters is None else adapters.row_weights()
 
         def layer(block_def, x, block_params, layer_cache, layer_adapters):
@@ -175,18 +177,20 @@ class Model:
             raise ValueError("stacked parameters need a stacked prefix; pass the result of read_prefix unchanged")
         else:
             turn = self._turn(unroll)
-            body = _rematerialized(lambda x, xs: layer(self._block_def, x, *xs), remat, turn)
+            body = rematerialized(lambda x, xs: layer(self._block_def, x, *xs), remat, turn)
             x, stacked = jax.lax.scan(body, x, (layers, prefix, own), unroll=turn)
             kvs = None if stacked is None else tuple(zip(*(tuple(s) for s in stacked), strict=True))
         if new_cache is not None:
             assert kvs is not None
             room = ((0, 0), (0, new_cache - time), (0, 0), (0, 0))
             kvs = tuple((jnp.pad(k, room), jnp.pad(v, room)) for k, v in kvs)
-            cache = Cache(kvs, lengths)
+            cache = Cache(kvs, lengths, offset=offset)
         elif cache is not None:
             assert kvs is not None and starts is not None
             after = starts + lengths if rows is None else cache.lengths.at[rows].add(lengths)
-            cache = Cache(kvs, after, cache.table)
+            if rows is not None and offset is not None:
+                offset = _zeros_if_none(cache.offset, cache.lengths).at[rows].set(offset)
+            cache = Cache(kvs, after, cache.table, offset)
         return ends.finish(x), cache
 
     def read_prefix(self, params: dict, tokens: jax.Array, **settings) -> tuple[jax.Array, jax.Array]:
@@ -229,10 +233,7 @@ class Model:
 
     def logits(self, params: dict, hidden: jax.Array, ids: jax.Array | None = None) -> jax.Array:
         """Return logits, float32 [..., V], or [..., A] for the tokens `ids` [A] only."""
-        return self._merge_ends(params).logits(hidden, ids)
-
-    def _merge_ends(self, params):
-        return nnx.merge(self._ends_def, {k: v for k, v in params.items() if k != "layers"})
+        return self._stack.ends(params).logits(hidden, ids)
 
 
 def _check(shape, layout, cache, rows, new_cache, remat):
@@ -251,6 +252,28 @@ def _check(shape, layout, cache, rows, new_cache, remat):
         raise ValueError(f"new_cache is {new_cache}, but must be >= {shape[1]}, the number of tokens")
 
 
+def _check_mrope(cfg, positions, shape):
+    """Raise ValueError unless a model has three positions per token."""
+    if cfg.mrope_sections is None:
+        raise ValueError(f"positions has shape {positions.shape}, but the model has no mRoPE. Pass one [B, T]")
+    if positions.shape != (3, *shape):
+        raise ValueError(f"positions has shape {positions.shape}, but must have {(3, *shape)}")
+
+
+def _zeros_if_none(offset, like):
+    return jnp.zeros_like(like) if offset is None else offset
+
+
+def _offset_after(positions, lengths, before, offset):
+    """Return the offset of the cache after tokens with positions [3, B, T].
+
+    The next token has the largest position plus one. Rows without new tokens keep their offset.
+    """
+    real = jnp.arange(positions.shape[2]) < lengths[:, None]
+    largest = jnp.max(jnp.where(real, jnp.max(positions, axis=0), -1), axis=1)
+    return jnp.where(lengths > 0, largest + 1 - (before + lengths), _zeros_if_none(offset, lengths)).astype(jnp.int32)
+
+
 def _kept(cache, prefix, n_layers):
     """Return the cache of each layer, followed by its prefix; None without either."""
     if prefix is not None and not isinstance(prefix[0], tuple):
@@ -258,16 +281,6 @@ def _kept(cache, prefix, n_layers):
     if cache is None or prefix is None:
         return (cache.layers if cache is not None else prefix) or (None,) * n_layers
     return tuple((*own, *first) for own, first in zip(cache.layers, prefix, strict=True))
-
-
-def _rematerialized(body, remat: str, turn: int):
-    """Wrap the body of the loop over layers in `jax.checkpoint`."""
-    if remat == "none":
-        return body
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
-    # A loop keeps the two passes separate. If they are unrolled, XLA would find that they compute the same values and
-    # keep those of the first pass.
-    return jax.checkpoint(body, prevent_cse=turn > 1, policy=policy)
 
 
 @functools.cache
