@@ -23,6 +23,7 @@ BUILTIN = {
     "plain": "{%- for message in messages -%}{{ message.content + '\\n' }}{%- endfor -%}",
     "chatml": _chatml(),
     "qwen2.5": _chatml("You are Qwen, created by Alibaba Cloud. You are a helpful assistant."),
+    "qwen2.5-vl": _chatml("You are a helpful assistant."),
     "smollm2": _chatml("You are a helpful AI assistant named SmolLM, trained by Hugging Face"),
     # Thoughts of earlier turns are dropped. The last completion, if there is one, keeps them, even if they are empty.
     "qwen3": """\

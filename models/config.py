@@ -229,4 +229,10 @@ class ModelConfig:
     def n_params(self) -> int:
         """Number of parameters, computed from the shapes."""
         sizes = {path: math.prod(shape) for path, (shape, _) in FAMILIES.get(self.family).leaves(self).items()}
-        return sum(size * (self.n_layers if path.startswith("layers/") else 1) for path, size in sizes.items())
+        return sum(size * (self.depth_of(path) or 1) for path, size in sizes.items())
+
+    def depth_of(self, path: str) -> int | None:
+        """Return the number of layers over which a parameter is stacked, or None."""
+        if path.startswith("layers/"):
+            return self.n_layers
+        return self.vision.n_layers if self.vision is not None and path.startswith("vision/layers/") else None

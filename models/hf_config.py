@@ -38,6 +38,9 @@ def read(folder: str | Path) -> ModelConfig:
 
 def from_dict(values: dict[str, Any], source: str = "config.json") -> ModelConfig:
     """Return the `ModelConfig` for the contents of a `config.json`; `source` names it in errors."""
+    text = values.get("text_config")  # the decoder of a vision-language model, written by transformers 5
+    if isinstance(text, dict):
+        values = {**text, **{name: value for name, value in values.items() if value is not None}}
     fields = Fields(values, source)
     name = fields.one_of("model_type", FAMILIES.names())
     fields.one_of("quantization_config", (None,), None)

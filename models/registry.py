@@ -90,6 +90,26 @@ def _qwen25() -> Iterator[Entry]:
             yield Entry(f"{line}-{size}-instruct".lower(), instruct, f"Qwen/{line}-{size}-Instruct", "qwen2.5")
 
 
+def _qwen25_vl() -> Iterator[Entry]:
+    sizes = {  # vocab, D, L, N, K, F, tied, F of the tower
+        "3B": (151_936, 2_048, 36, 16, 2, 11_008, True, 3_420),
+        "7B": (152_064, 3_584, 28, 28, 4, 18_944, False, 3_420),
+        "32B": (152_064, 5_120, 64, 40, 8, 27_648, False, 3_456),
+    }
+    endoftext, im_end = 151_643, 151_645
+    for size, (v, d, layers, n, k, f, tied, f_vision) in sizes.items():
+        vision = VisionConfig(
+            n_layers=32, d_model=1_280, n_heads=16, d_ff=f_vision, image_id=151_655, start_id=151_652, end_id=151_653,
+            full_layers=(7, 15, 23, 31),
+        )  # fmt: skip
+        config = ModelConfig(
+            family="qwen2_5_vl", vocab_size=v, d_model=d, n_layers=layers, n_heads=n, n_kv_heads=k, head_dim=128,
+            d_ff=f, max_positions=128_000, rope_theta=1e6, tie_embeddings=tied, qkv_bias=True,
+            bos_id=endoftext, eos_ids=(im_end, endoftext), mrope_sections=(16, 24, 24), vision=vision,
+        )  # fmt: skip
+        yield Entry(f"qwen2.5-vl-{size}".lower(), config, f"Qwen/Qwen2.5-VL-{size}-Instruct", "qwen2.5-vl")
+
+
 def _qwen3() -> Iterator[Entry]:
     sizes = {  # D, L, N, F, tied
         "0.6B": (1_024, 28, 16, 3_072, True),
@@ -191,7 +211,7 @@ def _gpt2() -> Iterator[Entry]:
 
 _ENTRIES = {
     entry.name: entry
-    for family in (_tiny, _qwen25, _qwen3, _llama, _mistral, _phi3, _smollm2, _gpt2)
+    for family in (_tiny, _qwen25, _qwen25_vl, _qwen3, _llama, _mistral, _phi3, _smollm2, _gpt2)
     for entry in family()
 }
 
@@ -199,4 +219,5 @@ ALIASES = {
     "mistral-7b": "mistral-7b-v0.1",
     "phi-3-mini-4k-instruct": "phi-3-mini",
     **{f"{name}-instruct": name for name in ("smollm2-135m", "smollm2-360m", "smollm2-1.7b")},
+    **{f"qwen2.5-vl-{size}-instruct": f"qwen2.5-vl-{size}" for size in ("3b", "7b", "32b")},
 }

@@ -22,7 +22,7 @@ class Family:
         fuse: `fuse(layer, cfg)` returns the parameters of a layer in the layout for decoding.
         leaves: `leaves(cfg)` returns the path of every parameter, such as layers/attn/q, with its shape in one layer
             and the number of leading axes that are contracted (0 if it is not a matrix). Parameters that share a tensor
-            on disk are listed in the order in which it stores them.
+            on disk are listed in the order in which it stores them. Those of a vision tower begin with vision/.
         lora_targets: Projections that support LoRA adapters.
         architecture: Hugging Face: name of the architecture in `config.json`.
         read_config: Hugging Face: `read_config(fields)` returns the fields of `ModelConfig` except family, vocabulary

@@ -6,6 +6,7 @@ from typing import Any
 
 from models import gpt2
 from models.config import ModelConfig
+from models.families import vision
 from models.families.family import Family, Leaves
 from models.hf_config import Fields
 
@@ -74,7 +75,7 @@ def leaves(cfg: ModelConfig) -> Leaves:
         "down_bias": ((d,), 0),
     }
     attn = {f"layers/attn/{name}": leaf for name, leaf in attn.items()}
-    return outside | attn | {f"layers/mlp/{name}": leaf for name, leaf in mlp.items()}
+    return outside | attn | {f"layers/mlp/{name}": leaf for name, leaf in mlp.items()} | vision.leaves(cfg)
 
 
 def read_config(fields: Fields) -> dict[str, Any]:
@@ -94,6 +95,7 @@ def read_config(fields: Fields) -> dict[str, Any]:
         d_ff=fields.integer("n_inner", 4 * d_model),
         max_positions=fields.integer("n_positions"),
         norm_eps=fields.number("layer_norm_epsilon", 1e-5),
+        vision=vision.read(fields, d_model),
     )
 
 
@@ -107,6 +109,7 @@ def write_config(cfg: ModelConfig) -> dict[str, Any]:
         "n_positions": cfg.max_positions,
         "layer_norm_epsilon": cfg.norm_eps,
         "activation_function": "gelu_new",
+        **vision.write(cfg),
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from models import decoder, lora
 from models.config import ModelConfig, RopeScaling
+from models.families import vision
 from models.families.family import Family, Leaves
 from models.hf_config import Fields
 
@@ -81,7 +82,7 @@ def leaves(cfg: ModelConfig) -> Leaves:
         attn |= {"q_norm": ((h,), 0), "k_norm": ((h,), 0)}
     mlp = {"norm": ((d,), 0), "gate": ((d, f), 1), "up": ((d, f), 1), "down": ((f, d), 1)}
     attn = {f"layers/attn/{name}": leaf for name, leaf in attn.items()}
-    return outside | attn | {f"layers/mlp/{name}": leaf for name, leaf in mlp.items()}
+    return outside | attn | {f"layers/mlp/{name}": leaf for name, leaf in mlp.items()} | vision.leaves(cfg)
 
 
 # --- Settings -------------------------------------------------------------------------------------------------------
@@ -152,6 +153,7 @@ def read_config(
         rope_scaling=scaling,
         tie_embeddings=fields.one_of("tie_word_embeddings", (True, False), False),
         sliding_window=window(fields, layers),
+        vision=vision.read(fields, d_model),
     )
 
 
@@ -170,6 +172,7 @@ def write_config(cfg: ModelConfig) -> dict[str, Any]:
         "rope_scaling": _rope_scaling_dict(cfg.rope_scaling),
         "hidden_act": "silu",
         "sliding_window": cfg.sliding_window,
+        **vision.write(cfg),
     }
 
 

@@ -59,9 +59,9 @@ def _tensors(cfg: ModelConfig) -> dict[str, tuple[int | None, list[Slot]]]:
     """Return the layer and the parameters of every tensor, in the order of writing."""
     tensors: dict[str, tuple[int | None, list[Slot]]] = {}
     slots = hugging_face_slots(cfg)
-    for layer in (None, *range(cfg.n_layers)):
+    for layer in (None, *range(max(slot.layers or 0 for slot in slots))):
         for slot in slots:
-            if (slot.layers is None) == (layer is None):
+            if slot.layers is None if layer is None else layer < (slot.layers or 0):
                 name = slot.tensor if layer is None else slot.tensor.format(layer)
                 tensors.setdefault(name, (layer, []))[1].append(slot)
     return tensors

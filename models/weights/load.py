@@ -21,7 +21,7 @@ from models import hf_config
 from models.config import ModelConfig
 from models.errors import WeightsError, refuse_malformed
 from models.weights.gguf_file import GGUFFile
-from models.weights.names import HARMLESS, TIED_HEAD, Slot, gguf_slots, hugging_face_slots
+from models.weights.names import HARMLESS, RENAMED, TIED_HEAD, Slot, gguf_slots, hugging_face_slots
 from models.weights.safetensors_folder import SafetensorsFolder
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def match(slots: tuple[Slot, ...], source: Source) -> dict[str, str]:
     """
     shapes = source.shapes
     wanted = {name: slot.disk_shape for slot in slots for name in slot.tensors}
-    names = _without_prefix(slots, wanted, shapes)
+    names = _names_in_file(slots, wanted, shapes)
     missing = [f"missing: {name} {list(shape)}" for name, shape in wanted.items() if names[name] not in shapes]
     bent = [
         f"mis-shaped: {names[name]} is {list(shapes[names[name]])}, but must be {list(shape)}"
@@ -146,11 +146,15 @@ def match(slots: tuple[Slot, ...], source: Source) -> dict[str, str]:
     return names
 
 
-def _without_prefix(slots: tuple[Slot, ...], wanted: dict[str, Any], shapes: dict[str, Any]) -> dict[str, str]:
+def _names_in_file(slots: tuple[Slot, ...], wanted: dict[str, Any], shapes: dict[str, Any]) -> dict[str, str]:
     """Map expected names to the names in the file.
 
-    Checkpoints that were saved without their head lack the leading `model.`.
+    Checkpoints that were saved without their head lack the leading `model.`. Those with the module names of
+    transformers 5 have more in front.
     """
+    if any(name.startswith(RENAMED["model."]) for name in shapes):
+        fronts = {name: name.split(".")[0] + "." for name in wanted}
+        return {name: RENAMED.get(front, front) + name.removeprefix(front) for name, front in fronts.items()}
     embed = next(slot.tensor for slot in slots if slot.path == ("embed",))
     prefix = (
         embed.split(".")[0] + "." if embed.count(".") > 1 else ""

@@ -13,10 +13,12 @@ import re
 import numpy as np
 
 from models.config import ModelConfig
-from models.families import FAMILIES
+from models.families import FAMILIES, vision
 
 # Tensors that the model does not need: rotary tables, causal masks, the copy of a tied head.
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^rope_freqs\.weight$")
+# Names in transformers 5 of the modules that published files call otherwise.
+RENAMED = {"visual.": "model.visual.", "model.": "model.language_model."}
 TIED_HEAD = {"lm_head.weight", "output.weight"}
 
 
@@ -29,7 +31,7 @@ class Slot:
         shape: Its shape in one layer, without L.
         layers: L, or None for a parameter outside the layers.
         n_in: Number of leading axes of `shape` that are contracted: 1 for q [D | N, H], 2 for o [N, H | D], 0 if it is
-            not a matrix.
+            not a matrix, 4 for a kernel over patches, whose axes stay separate on disk.
         tensor: Name on disk, with {} for the layer.
         disk_shape: Shape of the tensor on disk, including other parameters.
         start: First index of this parameter along the output axis on disk.
@@ -69,6 +71,7 @@ class Slot:
         """
         if not self.n_in and self.start == 0 and self.disk_shape == self.shape:
             return tensor
+        tensor = tensor.reshape(len(tensor), -1) if tensor.ndim > 2 else tensor
         width = self._in_out[1]
         axis = 0 if self.out_first else tensor.ndim - 1
         part = tensor[(slice(None),) * axis + (slice(self.start, self.start + width),)]
@@ -81,7 +84,8 @@ class Slot:
         if not self.n_in:
             return value.reshape(-1) if len(self.disk_shape) == 1 else value
         matrix = value.reshape(self._in_out)
-        return matrix.T if self.out_first else matrix
+        matrix = matrix.T if self.out_first else matrix
+        return matrix.reshape(self.disk_shape) if len(self.disk_shape) > 2 else matrix
 
 
 def hugging_face_slots(cfg: ModelConfig) -> tuple[Slot, ...]:
@@ -99,7 +103,7 @@ def gguf_slots(cfg: ModelConfig, architecture: str) -> tuple[Slot, ...]:
 
 def _slots(cfg, table, *, out_first, interleaved=None) -> tuple[Slot, ...]:
     """Return the location of each parameter by a table of names."""
-    interleaved = interleaved or {}
+    interleaved, table = interleaved or {}, {**vision.NAMES, **table}
     every = FAMILIES.get(cfg.family).leaves(cfg)
     widths: dict[str, int] = {}  # current size of each tensor along its output axis
     starts = {}
@@ -109,22 +113,24 @@ def _slots(cfg, table, *, out_first, interleaved=None) -> tuple[Slot, ...]:
         widths[name] = starts[path] + int(np.prod(shape[n_in:]))
     slots = []
     for path, (shape, n_in) in every.items():
-        name = table[path]
-        if n_in:
+        name, out_first_here = table[path], out_first or path.startswith("vision/")
+        if n_in > 2:
+            disk_shape = (widths[name], *shape[:n_in])
+        elif n_in:
             size_in = int(np.prod(shape[:n_in]))
-            disk_shape = (widths[name], size_in) if out_first else (size_in, widths[name])
+            disk_shape = (widths[name], size_in) if out_first_here else (size_in, widths[name])
         else:
             disk_shape = (widths[name],) if "/" in path else shape
         slots.append(
             Slot(
                 path=tuple(path.split("/")),
                 shape=shape,
-                layers=cfg.n_layers if path.startswith("layers/") else None,
+                layers=cfg.depth_of(path),
                 n_in=n_in,
                 tensor=name,
                 disk_shape=disk_shape,
                 start=starts[path],
-                out_first=out_first and bool(n_in),
+                out_first=out_first_here and bool(n_in),
                 interleaved_heads=interleaved.get(path, 0),
             )
         )
