@@ -15,6 +15,7 @@ A seat sees in its picture what it reads in the text: hidden cards, cells and mo
 Axis letters: C cells of a picture, row by row; H and W its height and width in pixels.
 """
 
+import base64
 import dataclasses
 import functools
 import struct
@@ -149,6 +150,10 @@ class Picture:
     def file(self, state: State, seat: int) -> bytes:
         """Draw a position as a PNG file (host only)."""
         return png(self.host_pixels(jax.device_get(self._jitted(state, jnp.int32(seat)))))
+
+    def uri(self, state: State, seat: int) -> str:
+        """Draw a position as a data URI of a PNG file (host only)."""
+        return "data:image/png;base64," + base64.b64encode(self.file(state, seat)).decode()
 
     @functools.cached_property
     def _jitted(self) -> Callable[[State, jax.Array], jax.Array]:

@@ -36,6 +36,7 @@ import jax.numpy as jnp
 from envs.games import answers
 from envs.games.borders import Encoder, MergeError, Tokenizer
 from envs.games.game import Game, State
+from envs.games.picture import Picture
 from envs.games.prompt import History, Prompt
 from envs.games.template import Compiled, Fixed, Image, Piece, Table, Template, check_neighbors, token_table
 
@@ -113,6 +114,7 @@ class Text:
         marked: Whether the questions ask for a mark before the answer (`answers.py`), so that only a name after a mark
             counts.
         board: Number of pieces at the start of `observation` that a picture replaces; None for all.
+        picture: Drawing whose place is in the prompt, or None.
     """
 
     game: Game
@@ -129,6 +131,7 @@ class Text:
     others: tuple["Text", ...] = ()
     marked: bool = False
     board: int | None = None
+    picture: Picture | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "asks", self.asks or self.questions)
@@ -166,10 +169,11 @@ class Text:
         questions = (q if HOW in q else f"{q} {HOW}the name of an action." for q in self.questions)
         return dataclasses.replace(self, questions=tuple(q.replace(HOW, REASONED) for q in questions), marked=True)
 
-    def with_picture(self, place: str, observation: str) -> "Text":
+    def with_picture(self, picture: Picture, place: str, observation: str) -> "Text":
         """Return a copy with the place of a picture at the start of the observation.
 
         Args:
+            picture: Drawing of the game in this style.
             place: Special tokens of the model, one for each cell of the picture.
             observation: "image" if the picture replaces the board, "both" if it precedes it.
         """
@@ -182,7 +186,8 @@ class Text:
             self,
             observation=Template((Image(place), *pieces[board:])),
             indices=lambda state, seat: jnp.asarray(indices(state, seat))[drawn:],
-            others=tuple(other.with_picture(place, observation) for other in self.others),
+            others=tuple(other.with_picture(picture, place, observation) for other in self.others),
+            picture=picture,
         )
 
     def parse(self, answer: str | bytes, legal: Sequence[bool] | None = None) -> int | None:

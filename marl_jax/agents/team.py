@@ -29,11 +29,10 @@ from marl_jax.agents.policy import Policy
 from marl_jax.devices import placement
 from marl_jax.devices.aot import SharedPrograms, compiler_options_once
 from marl_jax.samples import Samples, row_length
-from models import registry
 from models.model import Model
 from models.sharding import param_shardings
 from models.tokenizers import Tokenizer
-from models.weights.load import load
+from models.weights.load import load, read_config
 
 
 class WeightSource(Protocol):
@@ -137,7 +136,7 @@ class Backbone:
     def _loaded(self, place: str, key: jax.Array, dtype: Any, shardings: dict) -> dict:
         """Load the parameters; with files of a text model, the encoder is new."""
         cfg, encoder = self.model.cfg, self.model.vision
-        if encoder is None or registry.get(self.config.name).decoder is None:
+        if encoder is None or read_config(place).vision is not None:
             return load(place, cfg, dtype, shardings)[1]
         placed = dict(shardings)
         settings = dict(out_shardings=placed.pop("vision"), compiler_options=compiler_options_once())

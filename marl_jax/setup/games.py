@@ -170,7 +170,7 @@ def _prompt(config: ConfigDict, game: Game, tokenizer: Tokenizer, cfg: ModelConf
     parts = chat.chat_parts(tokenizer) if config.env.style == "chat" else None
     text = make_text(game, config.env.text, config.env.reasoning)
     if picture is not None:
-        text = text.with_picture(_place(config, tokenizer, cfg, picture), config.env.observation)
+        text = text.with_picture(picture, _place(config, tokenizer, cfg, picture), config.env.observation)
     return text.compile(tokenizer, parts, config.env.context, free=config.rollout.completion == "free")
 
 

@@ -256,4 +256,6 @@ def _model_config(config: ConfigDict) -> tuple[ModelConfig, str | None]:
     if place is None:
         raise ConfigError([f"config.model.weights is '', but must be 'random': {config.name} has no published weights"])
     cfg, entry = read_config(place), models.get(config.name)
-    return dataclasses.replace(cfg, vision=entry.config.vision) if entry.decoder else cfg, str(place)
+    if entry.decoder and cfg.vision is None:
+        cfg = dataclasses.replace(cfg, vision=entry.config.vision)
+    return cfg, str(place)

@@ -74,7 +74,7 @@ def test_a_picture_shows_exactly_what_the_text_says(variant, style):
     name, params = VARIANTS[variant]
     game = make(name, **params)
     picture, text = make_picture(game, style), make_text(game, style)
-    tail = text.with_picture(PLACE, "image")
+    tail = text.with_picture(picture, PLACE, "image")
     codes, drawn, (said, left), seats, running = play(game, picture, (text, tail))
 
     # The host draws the same pixels.
@@ -167,7 +167,7 @@ def test_prompts_with_a_place_for_the_picture(style, roles):
     (place,) = tokenizer.encode(PLACE)
     state, plain = game.reset(jax.random.key(0)), text.compile(tokenizer)
     for observation in ("image", "both"):
-        prompt = text.with_picture(PLACE * 25, observation).compile(tokenizer)
+        prompt = text.with_picture(make_picture(game, style), PLACE * 25, observation).compile(tokenizer)
         tokens, length = jax.jit(prompt.opening)(state, 0)
         tokens = tokens[:length].tolist()
         assert tokens == tokenizer.encode(prompt.opening_text(state, 0))
@@ -186,4 +186,4 @@ def test_a_game_without_pictures_is_refused(monkeypatch):
 
 def test_observation_is_checked():
     with pytest.raises(ValueError, match="observation is 'text', but must be one of: image, both"):
-        make_text(make("kuhn")).with_picture(PLACE, "text")
+        make_text(make("kuhn")).with_picture(make_picture(make("kuhn")), PLACE, "text")

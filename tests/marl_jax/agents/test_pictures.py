@@ -33,7 +33,9 @@ GAME = games.make("tic_tac_toe")
 @functools.cache
 def prompt(style="brief", observation="image"):
     place = tiny_play.TOKENIZER.decode([IMAGE]) * 9
-    return make_text(GAME, style).with_picture(place, observation).compile(tiny_play.TOKENIZER)
+    return (
+        make_text(GAME, style).with_picture(make_picture(GAME, style), place, observation).compile(tiny_play.TOKENIZER)
+    )
 
 
 @functools.cache
@@ -184,7 +186,7 @@ def test_demonstrations_count_distinct_pictures():
     ("changes", "message"),
     [
         ({"env.context": "history"}, "config.env.observation is 'image' with env.context 'history'"),
-        ({"model.name": "tiny"}, "but the model must be one of: tiny-vl, smollm2-vl"),
+        ({"model.name": "tiny"}, "but the model must be one of: tiny-vl"),
         ({"algo.critic": "central"}, "a central critic joins the prompts of all seats"),
     ],
 )
