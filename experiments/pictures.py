@@ -39,7 +39,7 @@ def get_config(form: str | None = None):
     config.optim.update(dict(lr=3e-4, schedule="constant", warmup=5))
     config.eval.update(dict(every=50, games=256, opponents=()))
     config.checkpoint.update(dict(every=50, best_metric="self/success"))
-    # At 2e-3 an encoder of images does not begin to learn: each update moves the projections of all patches too far.
+    # At 2e-3, the rate of text, the policy from pictures was still uniform after 90 steps.
     config.first_stage = algorithms.imitation_stage(steps=400, lr=5e-4, rollout=dict(num_envs=64, unroll_length=8))
     return variants.only_first_stage(config) if algorithm == "sft" else config
 
