@@ -72,7 +72,7 @@ def mrope_positions(tokens, placeholder: int, grids, start=0):
     image = xp.sum(ends[:, None] <= (seen - here)[..., None], axis=-1)  # images before this token
 
     def of_image(x, fill):
-        """Return a value [B, I] of the image of each token; `fill` after the last one."""
+        """Return the value x [B, I] of the image of each token."""
         x = xp.concatenate([x, xp.full_like(x[:, :1], fill)], axis=1)
         return xp.take_along_axis(x, image, axis=1)
 

@@ -230,7 +230,8 @@ def _angles(cfg: VisionConfig, places) -> tuple[jax.Array, jax.Array]:
 
 def _attend(q, k, v, lengths, kernel: str):
     """Attend among the first `lengths` [I] patches of each image; None for all."""
-    implementation = "cudnn" if fused(kernel, q.dtype) else "xla"
+    in_kernel = fused(kernel, q.dtype) and q.shape[-1] % 8 == 0  # sizes of heads that cuDNN supports
+    implementation = "cudnn" if in_kernel else "xla"
     sizes = {} if lengths is None else {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
     return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **sizes)
 

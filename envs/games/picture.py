@@ -116,7 +116,7 @@ class Picture:
     @functools.cached_property
     def tile_patches(self) -> np.ndarray:
         """The four patches of all tiles: float32 [K, 4, 1176], see `patches`."""
-        colors = (self.tile_pixels.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
+        colors = (self.tile_pixels.astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(STD, np.float32)
         sides = CELL // PATCH
         split = colors.reshape(len(self.tiles), sides, PATCH, sides, PATCH, 3).transpose(0, 1, 3, 5, 2, 4)
         repeated = np.repeat(split[:, :, :, :, None], FRAMES, axis=4)

@@ -315,12 +315,12 @@ def _tokens(compiled: Compiled) -> float:
     return (compiled.min_length + compiled.max_length) / 2 - len(compiled.head)
 
 
-def _by_seat(strings: tuple[str, ...]) -> Piece:
+def _by_seat(strings: tuple[str, ...]) -> Fixed | Table:
     """Return fixed text if all seats share it, else a table indexed by seat."""
     return Fixed(strings[0]) if len(set(strings)) == 1 else Table(strings)
 
 
-def _joined(piece: Piece, after: Fixed) -> Piece:
+def _joined(piece: Fixed | Table, after: Fixed) -> Fixed | Table:
     """Append fixed text to a piece."""
     if isinstance(piece, Fixed):
         return Fixed(piece.text + after.text)

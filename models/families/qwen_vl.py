@@ -1,4 +1,4 @@
-"""Settings of Qwen2.5-VL: the decoder of Qwen2 with rotary positions by time, row and column, and a vision tower.
+"""Settings of Qwen2.5-VL: the decoder of Qwen2 with mRoPE, and a vision tower.
 
 Both forms of `config.json` can be read: flat, as published, and with `text_config`, as transformers 5 writes it.
 """

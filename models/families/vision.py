@@ -112,11 +112,7 @@ def write(cfg: ModelConfig) -> dict[str, Any]:
     if v is None:
         return {}
     if v.norm_eps != 1e-6:
-        raise ValueError(
-            f"vision.norm_eps is {v.norm_eps}, but must be 1e-06 for export: config.json has no such field"
-        )
-    if v.rope_theta != 10_000:
-        raise ValueError(f"vision.rope_theta is {v.rope_theta}, but must be 10000 for export to config.json")
+        raise ValueError(f"vision.norm_eps is {v.norm_eps}, but must be 1e-06, because config.json has no such field")
     return {
         "image_token_id": v.image_id,
         "vision_start_token_id": v.start_id,
@@ -136,5 +132,6 @@ def write(cfg: ModelConfig) -> dict[str, Any]:
             "window_size": v.window,
             "fullatt_block_indexes": list(range(v.n_layers)) if v.full_layers is None else list(v.full_layers),
             "tokens_per_second": 2,
+            "rope_parameters": {"rope_type": "axial", "rope_theta": v.rope_theta},
         },
     }

@@ -9,28 +9,32 @@ import numpy as np
 import pytest
 
 from models import decoder, hf_config, lora, peft
-from models.config import ModelConfig
-from models.families import FAMILIES, rotary
+from models.config import ModelConfig, VisionConfig
+from models.families import FAMILIES, rotary, vision
 from models.model import build
 from models.weights import export, load
 from tests.models.tiny_models import CONFIGS, forward, random_tokens
 
+VISION = VisionConfig(3, 8, 1, 12, image_id=5, start_id=6, end_id=7, patch=2, window=8, full_layers=(2,))
+MORE = {"qwen2_5_vl": {"vision": VISION, "mrope_sections": (1, 1, 2), "head_dim": 8}}
 SHAPE = {name: value for name, value in dataclasses.asdict(CONFIGS["llama"]).items() if name != "family"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_is_complete(name):
     family = FAMILIES.get(name)
-    cfg = ModelConfig(name, **{**SHAPE, "n_kv_heads": SHAPE["n_heads"], "head_dim": 4, **family.fixed})
+    shape = {**SHAPE, "n_kv_heads": SHAPE["n_heads"], "head_dim": 4}
+    cfg = ModelConfig(name, **{**shape, **family.fixed, **MORE.get(name, {})})
     leaves = family.leaves(cfg)
     shapes = {
         "/".join(key.key for key in path): leaf.shape
         for path, leaf in jax.tree_util.tree_leaves_with_path(build(cfg).abstract())
     }
     of_layers = {path: (cfg.n_layers,) if path.startswith("layers/") else () for path in leaves}
+    of_layers |= {path: (VISION.n_layers,) for path in leaves if path.startswith("vision/layers/")}
     assert {path: of_layers[path] + shape for path, (shape, _) in leaves.items()} == shapes
     assert cfg.n_params == sum(int(np.prod(shape)) for shape in shapes.values())
-    assert leaves.keys() <= family.hf_names.keys()
+    assert leaves.keys() <= family.hf_names.keys() | vision.NAMES.keys()
     assert family.gguf_names is None or leaves.keys() <= family.gguf_names.keys()
     projections = {path.split("/")[-1] for path, (_, n_in) in leaves.items() if n_in and path.startswith("layers/")}
     assert set(family.lora_targets) == projections

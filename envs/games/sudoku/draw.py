@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games import svg as shapes
+from envs.games.game import State
 from envs.games.picture import HIDDEN_TILE, SHADE, Picture, Tile
 from envs.games.roles import TwoRole, hide, puzzle_state
 from envs.games.sudoku.rules import Sudoku, SudokuState, cells
@@ -70,7 +71,7 @@ def picture(game: Sudoku | TwoRole, style: str) -> Picture:
     border = (Tile(), *(Tile(sign, "#ffffff", "#333333") for sign in (*digits, *"ABCDEFGHI"[:n])))
     first = len(inside) + 1
 
-    def drawn(state: SudokuState, seat: jax.Array) -> jax.Array:
+    def drawn(state: State, seat: jax.Array) -> jax.Array:
         inner, visible = puzzle_state(state), game.visible(state, seat)
         codes = cells(inner).astype(jnp.int32).reshape(-1)
         codes += n * ((codes > 0) & (inner.puzzle.reshape(-1) == 0))
