@@ -46,7 +46,8 @@ def get_config(form: str | None = None):
 
 def _parts(form: str | None) -> tuple[str, str, str]:
     """Split a form into game, observation and algorithm."""
-    words = [*(form or "plan_path").split("+"), *("image", "ppo")[len((form or "plan_path").split("+")) - 1 :]]
+    words = (form or "plan_path").split("+")
+    words += ("image", "ppo")[len(words) - 1 :]
     for word, known in zip(words, (tuple(GAMES), OBSERVATIONS, ALGORITHMS), strict=False):
         if word not in known:
             raise ValueError(f"form is {form!r}, but {word!r} must be one of: {', '.join(known)}")

@@ -9,9 +9,10 @@ from experiments import pictures as experiment
 from marl_jax.modes import export, report, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.schema import validate
 from models.weights.load import load
 
-pytestmark = [pytest.mark.nightly, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def config_of(steps):
@@ -30,6 +31,25 @@ def config_of(steps):
     return config
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("game", experiment.GAMES)
+@pytest.mark.parametrize("observation", experiment.OBSERVATIONS)
+@pytest.mark.parametrize("algorithm", experiment.ALGORITHMS)
+def test_every_form_is_valid(game, observation, algorithm):
+    config = experiment.get_config(f"{game}+{observation}+{algorithm}")
+    validate.check(config)
+    assert (config.env.name, config.env.observation, config.algo.name) == (game, observation, algorithm)
+
+
+@pytest.mark.quick
+def test_other_forms_are_refused():
+    for form, word in (("chess", "chess"), ("plan_path+smell", "smell"), ("plan_path+image+dqn", "dqn")):
+        with pytest.raises(ValueError, match=f"'{word}' must be one of"):
+            experiment.get_config(form)
+    with pytest.raises(ValueError, match="must be GAME, GAME"):
+        experiment.get_config("plan_path+image+ppo+more")
+
+
 def trained(folder):
     checkpoints = Checkpoints(folder, read_only=True)
     state = checkpoints.restore().state["trained"]
@@ -37,6 +57,7 @@ def trained(folder):
     return state
 
 
+@pytest.mark.nightly
 def test_a_run_from_pictures(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train.main(config_of(3), whole)
