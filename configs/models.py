@@ -25,6 +25,18 @@ def tiny() -> ConfigDict:
     return model("tiny", weights="random", shape=shape, dtype="float32", remat="none")
 
 
+def tiny_vl() -> ConfigDict:
+    """Configure the embedded model with an encoder of images, all trained from scratch."""
+    config = tiny()
+    config.name = "tiny-vl"
+    return config
+
+
+def smollm2_vl() -> ConfigDict:
+    """Configure SmolLM2-135M-Instruct with a new encoder of images, all weights trained."""
+    return model("smollm2-vl")
+
+
 def smollm2() -> ConfigDict:
     """Configure SmolLM2-135M-Instruct with all weights trained."""
     return model("smollm2-135m")

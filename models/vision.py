@@ -195,9 +195,21 @@ class Encoder(Stack):
             remat: See `Model.forward`.
             kernel: See `models.attention.Attend`. By default the fastest one.
         """
-        cfg, images = self.cfg, patches.shape[0]
-        if patches.ndim != 3 or patches.shape[2] != cfg.patch_size:
-            raise ValueError(f"patches has shape {patches.shape}, but must have (I, N, {cfg.patch_size})")
+        if patches.ndim != 3:
+            raise ValueError(f"patches has shape {patches.shape}, but must have (I, N, {self.cfg.patch_size})")
+        return self.encode(params, self.project(params, patches, dtype), layout, remat=remat, kernel=kernel)
+
+    def project(self, params: dict, patches: jax.Array, dtype=jnp.bfloat16) -> jax.Array:
+        """Return the projections [..., N, d_model] of patches [..., N, P], which equal patches share."""
+        if patches.shape[-1] != self.cfg.patch_size:
+            raise ValueError(f"patches has shape {patches.shape}, but must have (I, N, {self.cfg.patch_size})")
+        return self.ends(params).start(patches, dtype)
+
+    def encode(
+        self, params: dict, x: jax.Array, layout: PatchLayout, *, remat: str = "none", kernel: str | None = None
+    ) -> jax.Array:
+        """Return the embeddings of images from their projected patches [I, N, d_model], see `project`."""
+        cfg, images, patches = self.cfg, x.shape[0], x
         if layout.places.shape[1] != patches.shape[1] or layout.places.shape[0] not in (1, images):
             held = layout.places.shape[:2]
             raise ValueError(f"the layout is for {held} images and patches, but patches has {patches.shape[:2]}")
@@ -216,7 +228,6 @@ class Encoder(Stack):
             attend = full if windows is None else lambda q, k, v: jax.lax.cond(is_full, full, windowed, q, k, v)
             return nnx.merge(self.block_def, weights)(x, rope, attend), None
 
-        x = ends.start(patches, dtype)
         x, _ = jax.lax.scan(rematerialized(layer, remat, 1), x, (params["layers"], jnp.asarray(whole)))
         return ends.finish(x)
 

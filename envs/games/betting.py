@@ -35,3 +35,9 @@ def enumerate_round(n_actions: int, legal: Callable[[Sequence], Sequence]) -> Ro
     table = np.array(following, np.int32)
     mover = np.array([len(sequence) % 2 for sequence in sequences], np.int32)
     return Round(tuple(sequences), table, mover, np.all(table < 0, axis=1))
+
+
+def padded(sequences: tuple[Sequence, ...]) -> np.ndarray:
+    """Return the actions of each sequence, padded with -1: int32 [N, longest]."""
+    longest = max(map(len, sequences))
+    return np.array([(*sequence, *[-1] * (longest - len(sequence))) for sequence in sequences], np.int32)

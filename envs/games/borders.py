@@ -74,11 +74,13 @@ class Part(NamedTuple):
         variants: Strings of the piece.
         index: Index of its table, or None for fixed text.
         linked: See `Table.linked`.
+        image: Whether the part is the place of a picture.
     """
 
     variants: tuple[str, ...]
     index: int | None = None
     linked: bool = False
+    image: bool = False
 
 
 def check_first(parts: list[Part], encode: Encoder, continues: bool) -> None:

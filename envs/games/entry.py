@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import jax
 
 from envs.games.game import Bot, Game, State
+from envs.games.picture import Picture
 from envs.games.text import Text
 from registries import Registry
 
@@ -60,6 +61,8 @@ class GameEntry(Generic[GameT]):
         text: Function `text(game, style)` that returns the prompts and action names that models read and write.
         draw: Functions `board` and `svg` that draw a position for users. Games that hide cells from a seat also pass
             them `visible`, bool [C]. An optional function `targets` maps actions to clickable areas of the drawing.
+        picture: Function `picture(game, style)` that returns the drawing for models that see, or None. It contains the
+            same facts as the board of the text in this style.
         bots: Bot factories by name, the best bot last.
         symmetry: Factory of the symmetries for self-play augmentation, or None.
         level_params: Parameters that choose the levels. A policy can be evaluated on levels of another size or kind.
@@ -69,6 +72,7 @@ class GameEntry(Generic[GameT]):
     rules: type[GameT]
     text: Callable[[GameT, str], Text]
     draw: Drawing
+    picture: Callable[[GameT, str], Picture] | None = None
     bots: Mapping[str, Callable[[GameT], Bot]] = dataclasses.field(default_factory=dict)
     symmetry: Callable[[GameT], Symmetries] | None = None
     level_params: frozenset[str] = frozenset()

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.game import State
+from envs.games.picture import Picture
 from envs.games.template import Compiled, Rendered, join
 
 
@@ -53,6 +54,11 @@ class PromptText(Protocol):
     @property
     def marked(self) -> bool:
         """Whether only a name after a mark counts."""
+        ...
+
+    @property
+    def picture(self) -> Picture | None:
+        """Drawing whose place is in the prompt, or None."""
         ...
 
     @property
@@ -124,6 +130,10 @@ class Prompt:
     def opening_text(self, state: State, seat: int) -> str:
         """Return the string of `opening` (host only)."""
         return self.compiled_opening.template.text(jax.device_get(self._jitted_opening(state, jnp.int32(seat))))
+
+    def image(self, state: State, seat: int) -> str:
+        """Return the picture in `opening` as a data URI (host only); "" without one."""
+        return "" if self.text.picture is None else self.text.picture.uri(state, seat)
 
     def opening_indices(self, state: State, seat: jax.Array) -> jax.Array:
         """Return the indices of `opening`.

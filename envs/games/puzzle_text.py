@@ -68,14 +68,14 @@ def puzzle_text(game: Puzzle | TwoRole, style: str, words: PuzzleWords, notation
     hides = with_roles and game.view == "local"
     symbols = (*words.symbols, HIDDEN) if hides else words.symbols
     brief = style == "brief"
+    board = (*_board(game.shape, symbols, words, notation), *words.facts)
     return Text(
         game=game,
         style=style,
         rules=_rules(game, style, words, notation) if words.rules else "",
         roles=_roles(hides) if with_roles and not brief else ("",) * game.n_players,
-        observation=Template(
-            (*_board(game.shape, symbols, words, notation), *words.facts, *_tail(game, words, notation))
-        ),
+        observation=Template((*board, *_tail(game, words, notation))),
+        board=len(board),
         indices=_indices(game, words),
         questions=_questions(words, with_roles, style, notation),
         names=words.names,

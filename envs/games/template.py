@@ -46,7 +46,20 @@ class Table:
     linked: bool = False
 
 
-Piece = Fixed | Table
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """The place of a picture, part of every rendering but never of its fixed beginning.
+
+    A model cannot read this piece without the picture, so it is not in the prefix that all prompts share.
+
+    Attributes:
+        text: Special tokens of the model, one of them for each cell of the picture.
+    """
+
+    text: str
+
+
+Piece = Fixed | Table | Image
 
 Rendered = tuple[jax.Array, jax.Array]
 """Right-padded tokens, int32 [T], and their length, int32 []."""
@@ -88,7 +101,7 @@ class Template:
                     f"{len(table.variants)} variants: {shown(table.variants)}"
                 )
         picks = iter(indices)
-        return [piece.text if isinstance(piece, Fixed) else piece.variants[next(picks)] for piece in self.pieces]
+        return [piece.variants[next(picks)] if isinstance(piece, Table) else piece.text for piece in self.pieces]
 
     def compile(
         self, tokenizer: "Tokenizer | Encoder", *, continues: bool = False, followed_by: Sequence[str] = ()
@@ -240,12 +253,12 @@ def _compile(
         [encode(text, continues or position > 0) for text in part.variants] for position, part in enumerate(parts)
     ]
     head = ()
-    if parts and parts[0].index is None:
+    if parts and parts[0].index is None and not parts[0].image:
         head, parts, tokens = tuple(tokens[0][0]), parts[1:], tokens[1:]
     store, starts = _Store(), _Store()
     base, stride, table = [], [], []
     gap_base, gap_table, gap_end = [], [], []
-    for (_, index, _), variants in zip(parts, tokens, strict=True):
+    for (_, index, *_), variants in zip(parts, tokens, strict=True):
         longest = max(map(len, variants))
         start = store.add(tuple(t for ids in variants for t in (*ids, *([-1] * (longest - len(ids))))))
         base += range(start, start + longest)
@@ -276,7 +289,10 @@ class _Store:
 
 
 def _merge_fixed(template: Template) -> list[Part]:
-    """Return the pieces with adjacent fixed texts joined and empty ones dropped."""
+    """Return the pieces with adjacent fixed texts joined and empty ones dropped.
+
+    The place of a picture stays a piece, and so does the text after it.
+    """
     parts: list[Part] = []
     tables = 0
     for piece in template.pieces:
@@ -293,8 +309,8 @@ def _merge_fixed(template: Template) -> list[Part]:
             if len(set(part.variants)) == 1:
                 part = Part(part.variants[:1])
         else:
-            part = Part((piece.text,))
-        if part.index is None and parts and parts[-1].index is None:
+            part = Part((piece.text,), image=isinstance(piece, Image))
+        if part.index is None and parts and parts[-1].index is None and not (part.image or parts[-1].image):
             parts[-1] = Part((parts[-1].variants[0] + part.variants[0],))
         elif any(part.variants):
             parts.append(part)

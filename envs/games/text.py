@@ -36,11 +36,13 @@ import jax.numpy as jnp
 from envs.games import answers
 from envs.games.borders import Encoder, MergeError, Tokenizer
 from envs.games.game import Game, State
+from envs.games.picture import Picture
 from envs.games.prompt import History, Prompt
-from envs.games.template import Compiled, Fixed, Piece, Table, Template, check_neighbors, token_table
+from envs.games.template import Compiled, Fixed, Image, Piece, Table, Template, check_neighbors, token_table
 
 STYLES = ("full", "compact", "brief")
 CONTEXTS = ("turn", "history")
+OBSERVATIONS = ("text", "image", "both")
 HOW = "Answer with "
 REASONED = 'Begin with "Reason:" and say in one or two sentences what your options do. Then write "Answer:" and '
 """Replacement of HOW in questions that ask for reasoning. `answers.py` reads the action after the mark.
@@ -111,6 +113,8 @@ class Text:
         others: The same text in other notations.
         marked: Whether the questions ask for a mark before the answer (`answers.py`), so that only a name after a mark
             counts.
+        board: Number of pieces at the start of `observation` that a picture replaces; None for all.
+        picture: Drawing whose place is in the prompt, or None.
     """
 
     game: Game
@@ -126,6 +130,8 @@ class Text:
     asks: tuple[str, ...] = ()
     others: tuple["Text", ...] = ()
     marked: bool = False
+    board: int | None = None
+    picture: Picture | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "asks", self.asks or self.questions)
@@ -162,6 +168,27 @@ class Text:
             )
         questions = (q if HOW in q else f"{q} {HOW}the name of an action." for q in self.questions)
         return dataclasses.replace(self, questions=tuple(q.replace(HOW, REASONED) for q in questions), marked=True)
+
+    def with_picture(self, picture: Picture, place: str, observation: str) -> "Text":
+        """Return a copy with the place of a picture at the start of the observation.
+
+        Args:
+            picture: Drawing of the game in this style.
+            place: Special tokens of the model, one for each cell of the picture.
+            observation: "image" if the picture replaces the board, "both" if it precedes it.
+        """
+        if observation not in OBSERVATIONS[1:]:
+            raise ValueError(f"observation is {observation!r}, but must be one of: {', '.join(OBSERVATIONS[1:])}")
+        pieces, indices = self.observation.pieces, self.indices
+        board = 0 if observation == "both" else len(pieces) if self.board is None else self.board
+        drawn = len(Template(pieces[:board]).tables)
+        return dataclasses.replace(
+            self,
+            observation=Template((Image(place), *pieces[board:])),
+            indices=lambda state, seat: jnp.asarray(indices(state, seat))[drawn:],
+            others=tuple(other.with_picture(picture, place, observation) for other in self.others),
+            picture=picture,
+        )
 
     def parse(self, answer: str | bytes, legal: Sequence[bool] | None = None) -> int | None:
         """Return the action that a completion names, or None.
@@ -288,12 +315,12 @@ def _tokens(compiled: Compiled) -> float:
     return (compiled.min_length + compiled.max_length) / 2 - len(compiled.head)
 
 
-def _by_seat(strings: tuple[str, ...]) -> Piece:
+def _by_seat(strings: tuple[str, ...]) -> Fixed | Table:
     """Return fixed text if all seats share it, else a table indexed by seat."""
     return Fixed(strings[0]) if len(set(strings)) == 1 else Table(strings)
 
 
-def _joined(piece: Piece, after: Fixed) -> Piece:
+def _joined(piece: Fixed | Table, after: Fixed) -> Fixed | Table:
     """Append fixed text to a piece."""
     if isinstance(piece, Fixed):
         return Fixed(piece.text + after.text)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl_jax.agents import critics
+from marl_jax.agents import critics, pictures
 from marl_jax.agents.answers import DecodeInputs
 from marl_jax.agents.policy import Policy
 from models import cache as kv
@@ -49,6 +49,7 @@ def act(
     temperature: float | None = None,
     central: tuple[jax.Array, jax.Array] | None = None,
     candidates: int = 1,
+    media: jax.Array | None = None,
 ) -> Decision:
     """Generate one or more completions for every prompt.
 
@@ -64,10 +65,11 @@ def act(
         central: Tokens and lengths for a central critic.
         candidates: Number K of completions per prompt. Each prompt is prefilled once, and rows b·K … b·K + K − 1 of the
             decision belong to prompt b.
+        media: [B, C], tile codes of the pictures in the prompts; None for text.
     """
     adapters = policy.adapters(prepared, ids)
-    last, cache = _read_prompts(policy, prepared, tokens, lengths, adapters)
-    values = values_at_prompt(policy, prepared, last, tokens, lengths, central)
+    last, cache = _read_prompts(policy, prepared, tokens, lengths, adapters, media)
+    values = values_at_prompt(policy, prepared, last, tokens, lengths, central, media)
     lengths = lengths + len(policy.prefix)
     if candidates > 1:
         last, lengths, legal, ids, values, cache = jax.tree.map(
@@ -112,13 +114,14 @@ def answer(policy, prepared, last, lengths, legal, keys, temperature, cache, ada
     return Decision(reply.action, reply.tokens, reply.lengths, reply.logps, values, reply.truncated)
 
 
-def _read_prompts(policy: Policy, prepared, tokens, lengths, adapters):
+def _read_prompts(policy: Policy, prepared, tokens, lengths, adapters, media):
     """Prefill prompts and return their last hidden states [B, D] and the KV cache.
 
     One-token completions need no cache. Then the weights stay stacked, which compiles several times faster.
     """
     batch, time = tokens.shape
-    read = functools.partial(policy.model.forward, prepared["model"], adapters=adapters, dtype=policy.dtype)
+    seen = pictures.inputs(policy, prepared["model"], media, tokens, len(policy.prefix) + jnp.arange(time))
+    read = functools.partial(policy.model.forward, prepared["model"], adapters=adapters, dtype=policy.dtype, **seen)
     slots = len(policy.prefix) + time + policy.width
     if not policy.decodes:
         hidden, cache = read(tokens, lengths=lengths, prefix=prepared.get("prefix"), unroll=SCAN_UNROLL)
@@ -177,6 +180,7 @@ def values_at_prompt(
     tokens: jax.Array | None,
     lengths: jax.Array,
     central: tuple[jax.Array, jax.Array] | None,
+    media: jax.Array | None = None,
 ) -> jax.Array:
     """Return the critic's values before the completions, float32 [B].
 
@@ -193,7 +197,9 @@ def values_at_prompt(
         assert central is not None
         (tokens, lengths), prefix = central, None
     assert tokens is not None
-    last = critics.trunk(policy.model, prepared["critic"], tokens, lengths, policy.dtype, prefix=prefix)
+    position = len(policy.prefix) + jnp.arange(tokens.shape[1])
+    seen = pictures.inputs(policy, prepared["critic"]["model"], media, tokens, position)
+    last = critics.trunk(policy.model, prepared["critic"], tokens, lengths, policy.dtype, prefix=prefix, **seen)
     return critics.read(prepared["critic"], last)
 
 

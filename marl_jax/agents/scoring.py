@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl_jax.agents import critics, packing
+from marl_jax.agents import critics, packing, pictures
 from marl_jax.agents.answers import Constrained
 from marl_jax.agents.policy import Policy
 from marl_jax.samples import Samples
@@ -22,6 +22,7 @@ from marl_jax.samples import rows as take
 from models import lora
 from models.layouts import Branches, Conversations, Packed, move
 from models.logprobs import token_logprobs
+from models.media import Media
 
 
 class Scores(NamedTuple):
@@ -111,11 +112,12 @@ def magnet_logps(policy: Policy, weights: dict, *samples: Any) -> jax.Array:
 def before_answers(policy: Policy, params: dict, samples: Samples, adapters: lora.Lora | None) -> jax.Array:
     """Compute the hidden states [N, X, D] that predict the completion tokens."""
     read = _reader(policy, params, adapters)
+    seen = pictures.inputs(policy, params, samples.media, samples.tokens, samples.positions)
     if samples.segment is None and samples.branch is None:
-        hidden = read(samples.tokens, lengths=samples.lengths, adapters=adapters)
+        hidden = read(samples.tokens, lengths=samples.lengths, adapters=adapters, **seen)
     else:
         given = dict(positions=samples.positions, lengths=samples.lengths, layout=_layout(samples))
-        hidden = read(samples.tokens, adapters=adapters, **given)
+        hidden = read(samples.tokens, adapters=adapters, **given | seen)
     return jnp.take_along_axis(hidden, samples.logits_index[..., None], axis=1)
 
 
@@ -226,7 +228,10 @@ def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing
     layout = Packed(rows.starts, sizes, samples.tokens.shape[1])
     there, back = layout.places(rows.room)
     in_rows = lambda x: move(x.reshape(n, -1), back, there)  # noqa: E731
-    hidden = read(in_rows(samples.tokens), positions=in_rows(samples.positions), layout=layout, adapters=adapters)
+    given = dict(positions=in_rows(samples.positions), layout=layout, adapters=adapters)
+    if samples.media is not None:
+        given |= _packed_pictures(policy, weights["model"], samples, in_rows, slots)
+    hidden = read(in_rows(samples.tokens), **given)
     said = jnp.where(filled, packing.answer_sizes(samples), 0).reshape(n, slots)
     there, back = Packed(rows.answer_starts, said, samples.width).places(rows.answer_room)
     before = rows.starts[..., None] + samples.logits_index.reshape(n, slots, -1)
@@ -235,6 +240,19 @@ def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing
     before = jnp.take_along_axis(hidden, before[..., None], axis=1)
     scored = token_logprobs(policy.model, weights["model"], before, targets, policy.temperature)
     return scored, before, lambda x: move(x, there, back).reshape(samples.targets.shape)
+
+
+def _packed_pictures(policy: Policy, params: dict, samples: Samples, in_rows, slots: int) -> dict[str, Any]:
+    """Return the arguments of `pictures.inputs` for packed rows, each with the pictures of its slots."""
+    seen = pictures.inputs(policy, params, samples.media, samples.tokens, samples.positions)
+    media: Media = seen["media"]
+    cells = media.embeddings.shape[1]
+    slot = jnp.arange(samples.n)[:, None] % slots
+    index = in_rows(jnp.where(media.index < 0, 0, 1 + media.index + slot * cells)) - 1  # 0 where nothing is moved to
+    held = media.embeddings.reshape(-1, slots * cells, media.embeddings.shape[2])
+    if "positions" in seen:
+        seen["positions"] = jax.vmap(in_rows)(seen["positions"])
+    return {**seen, "media": Media(held, index)}
 
 
 def _reader(policy: Policy, params: dict, adapters: lora.Lora | None):

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from envs.games.picture import Picture
 from envs.games.template import join
 from envs.games.text import Prompt
 from marl_jax.agents import answering
@@ -31,7 +32,7 @@ from marl_jax.samples import Samples, row_length
 from models.model import Model
 from models.sharding import param_shardings
 from models.tokenizers import Tokenizer
-from models.weights.load import load
+from models.weights.load import load, read_config
 
 
 class WeightSource(Protocol):
@@ -127,10 +128,21 @@ class Backbone:
         dtype = jnp.dtype(self.config.param_dtype)
         shardings = param_shardings(self.mesh, self.model.axes(), self.model.abstract(dtype))
         if self.place is not None:
-            return load(self.place, self.model.cfg, dtype, shardings)[1]
+            return self._loaded(self.place, key, dtype, shardings)
         settings = dict(out_shardings=shardings, compiler_options=compiler_options_once())
         init = self.programs.get(("model", self.name), lambda: jax.jit(lambda k: self.model.init(k, dtype), **settings))
         return init(key)
+
+    def _loaded(self, place: str, key: jax.Array, dtype: Any, shardings: dict) -> dict:
+        """Load the parameters; with files of a text model, the encoder is new."""
+        cfg, encoder = self.model.cfg, self.model.vision
+        if encoder is None or read_config(place).vision is not None:
+            return load(place, cfg, dtype, shardings)[1]
+        placed = dict(shardings)
+        settings = dict(out_shardings=placed.pop("vision"), compiler_options=compiler_options_once())
+        init = self.programs.get(("encoder", self.name), lambda: jax.jit(lambda k: encoder.init(k, dtype), **settings))
+        text = load(place, dataclasses.replace(cfg, vision=None), dtype, placed)[1]
+        return {**text, "vision": init(jax.random.fold_in(key, 1))}
 
     def keys(self) -> jax.Array:
         """Return PRNG keys [2] for the model's parameters and for its adapters."""
@@ -195,6 +207,11 @@ class Team:
         return self.backbones[0].policy.critic
 
     @property
+    def picture(self) -> Picture | None:
+        """Drawing of the game, which all backbones share; None if prompts are text."""
+        return self.backbones[0].policy.picture
+
+    @property
     def prompts(self) -> Prompts:
         """Rendering of prompts for all seats."""
         return Prompts(self)
@@ -248,6 +265,7 @@ class Team:
         temperature: float | None = None,
         central: tuple[jax.Array, jax.Array] | None = None,
         candidates: int = 1,
+        media: jax.Array | None = None,
     ) -> Decision:
         """Apply `answering.act`, where each row uses the model of its policy.
 
@@ -265,8 +283,9 @@ class Team:
             temperature: See `answering.act`.
             central: See `answering.act`.
             candidates: See `answering.act`.
+            media: See `answering.act`.
         """
-        given = (temperature, central, candidates)
+        given = (temperature, central, candidates, media)
         if len(self.backbones) == 1:
             one = self.backbones[0]
             ids = self.own_ids(ids, 0)

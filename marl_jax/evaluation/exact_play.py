@@ -108,6 +108,7 @@ class ExactPlay:
             jnp.broadcast_to(jnp.asarray(lengths), (n, a)),
             jnp.zeros((n, a, width)),
             skip=seen.skip,
+            media=seen.media,
             policy=number,
             seat=jnp.broadcast_to(seen.seat[:, None], (n, a)),
             action=jnp.broadcast_to(jnp.arange(a), (n, a)),

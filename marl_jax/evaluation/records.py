@@ -82,10 +82,10 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         seat = int(player_of(state))
         action = int(played.action[turn, row])
         who = match.contestants[seats[seat]]
-        prompt, answer, error, value = "", game.action_names[action], "", None
+        prompt, image, answer, error, value = "", "", game.action_names[action], "", None
         if isinstance(who, SeatedTeam) and not who.seating.has_bot(seat):
             texts = who.prompt(seat, turn)
-            prompt = texts.opening_text(state, seat)
+            prompt, image = texts.opening_text(state, seat), texts.image(state, seat)
             if not played.fresh[turn, row]:
                 prompt = texts.close_text + pending[seat] + texts.ask_text(seat)
             answer = who.tokenizer(seat, turn).decode(
@@ -102,7 +102,7 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         rewards = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))
         board, svg = view.board(game, state), view.svg(game, state)
         name = game.action_names[action]
-        moves.append(Move(seat, prompt, answer, name, rewards, board, svg, error=error, value=value))
+        moves.append(Move(seat, prompt, answer, name, rewards, board, svg, error=error, value=value, image=image))
     scores = played.total.team[row] + played.total.agent[row]
     outcome, winner = "end", -1
     if game.competitive:

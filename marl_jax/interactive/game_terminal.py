@@ -21,6 +21,7 @@ A move      the name of a legal action
 legal       list the legal actions
 prompt      print the prompt that a model in your seat would read now
 svg FILE    write the position to an SVG file
+image FILE  write the picture that a model in your seat would see now to a PNG file
 help        print this text
 quit        leave the game
 """
@@ -136,8 +137,12 @@ class _Terminal:
                     self.list_legal()
                 case ["prompt"]:
                     self.write(self.table.prompt_text(self.table.mover))
+                    if self.table.prompt.text.picture is not None:
+                        self.write("`image FILE` writes the picture in this prompt.")
                 case ["svg", *path]:
                     self.draw(" ".join(path))
+                case ["image", *path]:
+                    self.draw_picture(" ".join(path))
                 case _:
                     action = self.read_action(line.strip())
                     if action is not None:
@@ -165,8 +170,21 @@ class _Terminal:
         if not path:
             self.write("svg needs a file name, e.g. svg position.svg")
             return
+        self._save(path, view.svg(self.table.game, self.table.state, self.table.mover).encode())
+
+    def draw_picture(self, path: str) -> None:
+        """Write the picture in the prompt to a PNG file."""
+        picture = self.table.prompt.text.picture
+        if picture is None:
+            self.write("The prompt has no picture; set env.observation to 'image' or 'both'.")
+        elif not path:
+            self.write("image needs a file name, e.g. image position.png")
+        else:
+            self._save(path, picture.file(self.table.state, self.table.mover))
+
+    def _save(self, path: str, data: bytes) -> None:
         try:
-            Path(path).expanduser().write_text(view.svg(self.table.game, self.table.state, self.table.mover))
+            Path(path).expanduser().write_bytes(data)
         except OSError as error:
             self.write(f"{path}: {error.strerror}")
         else:

@@ -33,7 +33,7 @@ class DemonstrationAnswers(NamedTuple):
         counts: bool [R, B]. Whether there was a move to imitate.
         own: int32 [R, B]. Action of the policy, -1 if the completion names none.
         bot: int32 [R, B]. Action of the bot.
-        prompts: int32 [R, B, T]. Self-contained prompts of the positions.
+        prompts: int32 [R, B, T]. Self-contained prompts of the positions, followed by the codes of their pictures.
     """
 
     right: jax.Array
@@ -101,9 +101,11 @@ class Demonstrations(GameRollout):
             said = decision.action
             right = jnp.take_along_axis(self._right(seen, keys, draws), jnp.maximum(said, 0)[:, None], axis=1)[:, 0]
             games, conversations, (played, _), _ = self._show_turn(games, conversations, keys)
-            bot = played.decision.action
+            bot, prompts = played.decision.action, seen.prompts
+            if seen.media is not None:
+                prompts = jnp.concatenate([prompts, seen.media.astype(prompts.dtype)], axis=1)
             return (games, conversations), DemonstrationAnswers(
-                right & (said >= 0), played.counts > 0, said, bot, seen.prompts
+                right & (said >= 0), played.counts > 0, said, bot, prompts
             )
 
         start = (self.fresh_games(key), context.begin(self.rows))

@@ -384,6 +384,7 @@ class GameRollout:
             ends=ended,
             counts=self._counts(policy) if counts is None else counts,
             central=central,
+            media=seen.media if self.context.records_prompts else None,
         )
 
 
@@ -401,6 +402,7 @@ class Seen:
         lengths: int32 [B]. Lengths of the prompts.
         skip: int32 [B]. Length of the common prefix.
         legal: bool [B, A]. Legal actions.
+        media: [B, C]. Tile codes of the pictures in the prompts; None for text.
     """
 
     seat: jax.Array
@@ -411,6 +413,7 @@ class Seen:
     lengths: jax.Array
     skip: jax.Array
     legal: jax.Array
+    media: jax.Array | None = None
 
 
 def look(
@@ -420,8 +423,9 @@ def look(
     prompts, lengths = jax.vmap(team.prompts.opening)(view, seat, policy)
     room = row_length(prompts.shape[1], team.width) - prompts.shape[1]
     prompts = constrain(jnp.pad(prompts, ((0, 0), (0, room))), "BT")
-    legal = jax.vmap(game.legal)(view)
-    return Seen(seat, through, policy, view, prompts, lengths, team.prompts.skip(policy), legal)
+    legal, picture = jax.vmap(game.legal)(view), team.picture
+    media = None if picture is None else jax.vmap(picture.codes)(view, seat)
+    return Seen(seat, through, policy, view, prompts, lengths, team.prompts.skip(policy), legal, media)
 
 
 def central_length(game: Game, critic: str, opening: int, width: int) -> int:

@@ -64,6 +64,7 @@ class JointRollout(GameRollout):
             seat=seat,
             policy=policy,
             decision=decision,
+            media=seen.media,
             legal=turn.legal & moves[:, None],
             rewards=turn.rewards * last,
             ends=turn.ends & last,

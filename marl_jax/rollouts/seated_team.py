@@ -80,7 +80,9 @@ def worth_of_moves(
     player = jax.vmap(game.player)(after)
     seen = look(game, team, after, player, policies[player])
     keys = jax.random.split(jax.random.key(0), rows * k)  # the sampled actions are not used
-    values = team.act(prepared, seen.prompts, seen.lengths, seen.legal, keys, seen.policy, temperature=0.0).values
+    values = team.act(
+        prepared, seen.prompts, seen.lengths, seen.legal, keys, seen.policy, temperature=0.0, media=seen.media
+    ).values
     values = jnp.where(player == mover, values, -values)
     paid = weight * jnp.take_along_axis(reward.agent, mover[:, None], axis=1)[:, 0]
     return (paid + jnp.where(jax.vmap(game.done)(after), 0.0, values)).reshape(rows, k)

@@ -162,7 +162,7 @@ class TreeRollout(RefillRollout):
             seen = self._look(games)
             active = (seen.seat > seat) & ~jax.vmap(self.game.done)(games.state)
             action = self.team.act(
-                prepared, seen.prompts, seen.lengths, seen.legal, keys, seen.policy, temperature=0.0
+                prepared, seen.prompts, seen.lengths, seen.legal, keys, seen.policy, temperature=0.0, media=seen.media
             ).action
             failed = (action < 0) & (seen.policy >= 0)
             action = jnp.where(failed, jnp.argmax(seen.legal, axis=1), action)

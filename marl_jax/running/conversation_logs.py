@@ -43,6 +43,7 @@ class Move:
         error: Reason why the completion could not be used.
         seconds: Time of the completion, if it was measured.
         value: Value that the critic predicted before the completion, if there is one.
+        image: Picture in the prompt as a data URI, or "".
     """
 
     player: int
@@ -55,6 +56,7 @@ class Move:
     error: str = ""
     seconds: float | None = None
     value: float | None = None
+    image: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,7 +74,7 @@ def _is_move(move: Any) -> bool:
         and isinstance(move.get("player"), int)
         and all(isinstance(move.get(key), str) for key in ("prompt", "answer"))
         and all(key in move and _is_text(move[key]) for key in ("action", "error"))
-        and all(_is_text(move.get(key)) for key in ("svg", "board"))
+        and all(_is_text(move.get(key)) for key in ("svg", "board", "image"))
         and _are(move.get("reward"), is_number)
         and (move.get("value") is None or is_number(move["value"]))
     )

@@ -53,18 +53,19 @@ def _roles(c: ConfigDict) -> Iterator[str]:
         yield "config.policies are all frozen, but at least one must have frozen False"
 
 
-def _models(c: ConfigDict) -> dict[str, ConfigDict]:
+def models_of(c: ConfigDict) -> dict[str, ConfigDict]:
+    """Return the configs of all models by field."""
     own = {f"policies.{name}.model": policy.model for name, policy in c.policies.items() if policy.model}
     return {"model": c.model, **own}
 
 
 def _model(c: ConfigDict) -> Iterator[str]:
-    for field, model in _models(c).items():
+    for field, model in models_of(c).items():
         yield from _one_model(field, model)
 
 
 def _warm_start(c: ConfigDict) -> Iterator[str]:
-    for field, model in _models(c).items():
+    for field, model in models_of(c).items():
         if model.init_from and not exists(model.init_from.partition("@")[0], "config.json"):
             yield (
                 f"config.{field}.init_from is {model.init_from!r}, but must be '' or the folder of an existing run, "

@@ -15,11 +15,13 @@ from envs.games import registry as games
 from envs.games.bots import bot_names
 from envs.games.game import Game, Reward
 from envs.games.puzzle import Puzzle
+from marl_jax.agents import critics
 from marl_jax.agents.seating import BOT, seat_names
 from marl_jax.algorithms import settings_from
 from marl_jax.fields import STEP
 from marl_jax.schema import combinations, run_fields
 from marl_jax.serving.remote import is_remote
+from models import registry as models
 
 LEAST_REASONING = 16
 """Minimum value of `max_new_tokens` that leaves room for reasoning."""
@@ -73,6 +75,23 @@ def _reasoning(c: ConfigDict) -> Iterator[str]:
         )
     if c.algo.name == "sft":
         yield "config.env.reasoning is True, but must be False: the demonstrations of algo 'sft' have no reasoning"
+
+
+def _pictures(c: ConfigDict) -> Iterator[str]:
+    if c.env.observation == "text":
+        return
+    start = f"config.env.observation is {c.env.observation!r}"
+    if c.env.context != "turn":
+        yield f"{start} with env.context {c.env.context!r}, but env.context must be 'turn': a prompt has one picture"
+    if (entry := games.GAMES.get(c.env.name)).picture is None:
+        yield f"{start}, but must be 'text': {entry.rules.name} has no pictures"
+    if (critic := settings_from(c.algo).critic) in critics.CENTRAL:
+        field = f"algo.critic {critic!r}" if critic == "central" else f"algo.name {c.algo.name!r}"
+        yield f"{start} with {field}, but must be 'text': a central critic joins the prompts of all seats"
+    for field, model in combinations.models_of(c).items():
+        if models.get(model.name).config.vision is None:
+            seeing = ", ".join(name for name in models.names() if models.get(name).config.vision is not None)
+            yield f"{start} with {field}.name {model.name!r}, but the model must be one of: {seeing}"
 
 
 def _seat_bots(c: ConfigDict) -> Iterator[str]:
@@ -250,7 +269,8 @@ def _tasks_only(c: ConfigDict) -> Iterator[str]:
 
 
 COMBINATIONS = (
-    _seats, _seat_bots, _history, _reasoning, _opponents, _population, _evaluation, _best_of, _best, _rewards,
+    _seats, _seat_bots, _history, _reasoning, _pictures, _opponents, _population, _evaluation, _best_of, _best,
+    _rewards,
     _curriculum, _tasks_only,
 )  # fmt: skip
 

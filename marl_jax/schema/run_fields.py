@@ -73,6 +73,12 @@ ENV = {
         "Prompt format; full: rules and position in words; brief: few characters, for byte tokenizers; compact: about "
         "one token per fact",
     ),
+    "observation": Field(
+        "text",
+        choice("text", "image", "both"),
+        "Form of the position in prompts; image: a picture instead of the board, for models with an encoder of images; "
+        "both: the picture before the text",
+    ),
     "reasoning": Field(
         False, SWITCH, "Whether the prompt asks for reasoning before the move; requires rollout.completion=free"
     ),

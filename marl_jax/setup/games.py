@@ -14,7 +14,8 @@ from envs.games import registry as games
 from envs.games.bots import bot_names, make_bot
 from envs.games.game import Bot, Game
 from envs.games.parser import make_parser
-from envs.games.registry import make_text
+from envs.games.picture import Picture
+from envs.games.registry import make_picture, make_text
 from envs.games.text import Prompt
 from marl_jax.agents import critics
 from marl_jax.agents.answers import ByValue, CompletionFormat, Constrained, FreeText
@@ -150,10 +151,11 @@ def make(
     policies = tuple(config.policies)
 
     def environment(cfg: ModelConfig, tokenizer: Tokenizer):
-        prompt = _prompt(config, game, tokenizer)
+        picture = None if config.env.observation == "text" else make_picture(game, config.env.text)
+        prompt = _prompt(config, game, tokenizer, cfg, picture)
         history = config.env.context == "history"
         settings = dict(rules=prompt.prefix, keeps_cache=history, n_seats=game.n_players)
-        settings |= dict(answers=_answers(config, prompt, tokenizer), simultaneous=game.simultaneous)
+        settings |= dict(answers=_answers(config, prompt, tokenizer), simultaneous=game.simultaneous, picture=picture)
         return prompt, settings
 
     backbones = make_backbones(config, algorithm, mesh, find, environment, workdir, programs)
@@ -164,11 +166,27 @@ def make(
     return setup
 
 
-def _prompt(config: ConfigDict, game: Game, tokenizer: Tokenizer) -> Prompt:
+def _prompt(config: ConfigDict, game: Game, tokenizer: Tokenizer, cfg: ModelConfig, picture: Picture | None) -> Prompt:
     parts = chat.chat_parts(tokenizer) if config.env.style == "chat" else None
-    return make_text(game, config.env.text, config.env.reasoning).compile(
-        tokenizer, parts, config.env.context, free=config.rollout.completion == "free"
-    )
+    text = make_text(game, config.env.text, config.env.reasoning)
+    if picture is not None:
+        text = text.with_picture(picture, _place(config, tokenizer, cfg, picture), config.env.observation)
+    return text.compile(tokenizer, parts, config.env.context, free=config.rollout.completion == "free")
+
+
+def _place(config: ConfigDict, tokenizer: Tokenizer, cfg: ModelConfig, picture: Picture) -> str:
+    """Return the special tokens that stand for a picture, as text."""
+    if cfg.vision is None:
+        raise ConfigError(
+            [f"config.env.observation is {config.env.observation!r}, but the weights have no encoder of images"]
+        )
+    ids = (cfg.vision.start_id, *[cfg.vision.image_id] * picture.n_cells, cfg.vision.end_id)
+    ids = [number for number in ids if number is not None]
+    place = tokenizer.decode(ids)
+    if tokenizer.encode(place) != ids:
+        shown = tokenizer.decode(ids[:2])
+        raise ConfigError([f"the tokenizer {tokenizer.name} does not read {shown!r} as the tokens {ids[:2]}"])
+    return place
 
 
 def _check_tokenizers(config: ConfigDict, backbones: tuple[Backbone, ...]) -> None:

@@ -255,4 +255,7 @@ def _model_config(config: ConfigDict) -> tuple[ModelConfig, str | None]:
     place = config.weights or fetch.ensure(config.name)
     if place is None:
         raise ConfigError([f"config.model.weights is '', but must be 'random': {config.name} has no published weights"])
-    return read_config(place), str(place)
+    cfg, entry = read_config(place), models.get(config.name)
+    if entry.decoder and cfg.vision is None:
+        cfg = dataclasses.replace(cfg, vision=entry.config.vision)
+    return cfg, str(place)

@@ -30,6 +30,7 @@ PHASES = tuple(f"seconds/{phase}" for phase in ("reshard", "rollout", "update", 
 """Metrics that add up to the time of a step."""
 
 WORKFLOW = "workflow.svg"
+PNG = "data:image/png;base64,"
 """File name of the drawing of a task's workflow in the folder of a run."""
 
 GAMES_SHOWN = 6
@@ -317,7 +318,8 @@ def _frames(game: Mapping) -> Iterator[str]:
             yield f'<p class="quiet">reward: {text(", ".join(gained))}</p>'
         if move.get("error"):
             yield f'<p class="bad">{text(move["error"])}</p>'
-        yield f"<details><summary>prompt and completion</summary><pre>{text(move['prompt'])}</pre>"
+        yield "<details><summary>prompt and completion</summary>" + _picture(move.get("image"))
+        yield f"<pre>{text(move['prompt'])}</pre>"
         yield f"<pre>{text(move['answer'])}</pre></details></div>"
     if len(game["moves"]) > MOVES_SHOWN:
         yield f'<div class="frame quiet">and {len(game["moves"]) - MOVES_SHOWN} more moves</div>'
@@ -328,6 +330,11 @@ def _drawing(svg: str | None, board: str | None) -> str:
         data = base64.b64encode(svg.encode(errors="replace")).decode()
         return f'<img alt="{text(board or "position")}" src="data:image/svg+xml;base64,{data}">'
     return f"<pre>{text(board)}</pre>" if board else ""
+
+
+def _picture(uri: str | None) -> str:
+    """Return the picture that a model saw."""
+    return f'<img alt="picture in the prompt" src="{text(uri)}">' if uri and uri.startswith(PNG) else ""
 
 
 def spread(items: Sequence, count: int) -> list:

@@ -1,12 +1,13 @@
 """Hanabi: rules, bots, symmetries, drawings and text."""
 
 from envs.games.entry import GameEntry
-from envs.games.hanabi import bots, draw, rules, symmetry, text
+from envs.games.hanabi import bots, draw, picture, rules, symmetry, text
 
 GAME = GameEntry(
     rules=rules.Hanabi,
     text=text.text,
     draw=draw,
+    picture=picture.picture,
     bots={"convention": bots.ConventionBot},
     symmetry=symmetry.HanabiSymmetry,
     reward_params=frozenset({"consolation"}),

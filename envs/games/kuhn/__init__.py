@@ -5,4 +5,6 @@ from envs.games.exact import EquilibriumBot
 
 from . import draw, rules, text
 
-GAME = GameEntry(rules=rules.Kuhn, text=text.text, draw=draw, bots={"equilibrium": EquilibriumBot})
+GAME = GameEntry(
+    rules=rules.Kuhn, text=text.text, draw=draw, picture=draw.picture, bots={"equilibrium": EquilibriumBot}
+)

@@ -9,6 +9,7 @@ GAME = GameEntry(
     rules=rules.Leduc,
     text=text.text,
     draw=draw,
+    picture=draw.picture,
     bots={"equilibrium": EquilibriumBot},
     symmetry=symmetry.LeducSymmetry,
 )

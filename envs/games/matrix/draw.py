@@ -3,9 +3,11 @@
 import string
 
 import jax
+import jax.numpy as jnp
 
 from envs.games import svg as shapes
-from envs.games.matrix.rules import MatrixState
+from envs.games.matrix.rules import Matrix, MatrixState
+from envs.games.picture import SHADE, Picture, Tile
 
 _LINE = 24
 
@@ -27,3 +29,15 @@ def _lines(state: MatrixState, player: int | None) -> list[str]:
     first = int(state.first)
     choice = "–" if first < 0 else "?" if player == 1 else string.ascii_uppercase[first]
     return [f"state         {int(state.stage)}", f"first player  {choice}"]
+
+
+def picture(game: Matrix, style: str) -> Picture:
+    """Return the drawing for models: the reader, first or second player, and the state."""
+    del style
+    seats = Tile("1", "#ffffff", "#2471a3"), Tile("2", "#ffffff", "#1e8449")
+    stages = (*(Tile(str(stage)) for stage in range(game.n_stages)), Tile("-", paper=SHADE))
+
+    def drawn(state: MatrixState, seat: jax.Array) -> jax.Array:
+        return jnp.stack([seat, len(seats) + state.stage])
+
+    return Picture((1, 2), (*seats, *stages), drawn)

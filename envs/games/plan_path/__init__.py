@@ -9,6 +9,7 @@ GAME = GameEntry(
     rules=rules.PlanPath,
     text=text.text,
     draw=draw,
+    picture=draw.picture,
     bots={"solver": lambda game: bots.PlanPathSolver()},
     level_params=LEVEL_PARAMS | {"size", "walls"},
     reward_params=REWARD_PARAMS | {"step_reward", "invalid_reward", "shaping_reward", "goal_reward", "shortest_reward"},

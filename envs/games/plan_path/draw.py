@@ -3,8 +3,9 @@
 import numpy as np
 
 from envs.games import svg as shapes
+from envs.games.picture import Picture, Tile, grid_picture
 from envs.games.plan_path.rules import GOAL, WALKER, WALKER_ON_GOAL, WALL, PlanPath, PlanPathState, cells
-from envs.games.roles import hide, puzzle_state
+from envs.games.roles import TwoRole, hide, puzzle_state
 
 _CELL = 40
 
@@ -38,3 +39,18 @@ def svg(state: PlanPathState, player: int | None = None, visible: np.ndarray | N
         if mark in (WALKER, WALKER_ON_GOAL):
             parts.append(shapes.circle(x, y, _CELL * 0.28, "#2471a3", "#1a5276", 2))
     return shapes.document(width * _CELL, height * _CELL, parts)
+
+
+_TILES = (
+    Tile(".", "#dcd8c8", "#fbfaf5"),
+    Tile("#", "#6f7c89", "#46515c"),
+    Tile("G", "#8a5f06", "#f2c14e"),
+    Tile("A", "#ffffff", "#2471a3"),
+    Tile("*", "#f2c14e", "#2471a3"),
+)
+
+
+def picture(game: PlanPath | TwoRole, style: str) -> Picture:
+    """Return the drawing for models, with the signs of the text."""
+    del style
+    return grid_picture(game, game.shape, _TILES, cells)

@@ -6,7 +6,8 @@ In the local view, cells that `player` does not see are hidden.
 import numpy as np
 
 from envs.games import svg as shapes
-from envs.games.pursuit.rules import BOTH, CAUGHT, FIRST, FREE, SECOND, PursuitState
+from envs.games.picture import Picture, Tile, grid_picture
+from envs.games.pursuit.rules import BOTH, CAUGHT, FIRST, FREE, SECOND, Pursuit, PursuitState
 from envs.games.roles import hide
 
 SYMBOLS = ".AB&EX"
@@ -41,3 +42,26 @@ def svg(state: PursuitState, player: int | None = None, visible: np.ndarray | No
             x, y = left + _CELL / 2, top + _CELL / 2
             parts += [shapes.circle(x, y, _CELL * 0.36, fill), shapes.text(x, y + 6, name, fill="#ffffff")]
     return shapes.document(width * _CELL, height * _CELL, parts)
+
+
+_TILES = tuple(
+    Tile(sign, *colors)
+    for sign, colors in zip(
+        SYMBOLS,
+        (
+            ("#dcd8c8", "#fbfaf5"),
+            ("#ffffff", "#2471a3"),
+            ("#ffffff", "#1e8449"),
+            ("#ffffff", "#117a8b"),
+            ("#ffffff", "#d68910"),
+            ("#ffffff", "#c0392b"),
+        ),
+        strict=True,
+    )
+)
+
+
+def picture(game: Pursuit, style: str) -> Picture:
+    """Return the drawing for models, with the signs of the text."""
+    del style
+    return grid_picture(game, game.shape, _TILES, lambda state: state.board)

@@ -120,12 +120,14 @@ def text(game: Pursuit, style: str) -> Text:
     question = {"full": "What is your move?", "compact": " Your move?"}.get(style)
     asks = ("A:", "B:", "E:") if question is None else (question,) * N_SEATS
     how = " Answer with one word only: stay, up, down, left or right." if style == "full" else ""
+    pieces = _observation(game, notation)
     return Text(
         game=game,
         style=style,
         rules=rules + LOCAL_RULES if rules and local else rules,
         roles=("",) * N_SEATS if brief else roles,
-        observation=Template(_observation(game, notation)),
+        observation=Template(pieces),
+        board=len(pieces) - 2,  # the number of rounds left is not in a picture
         indices=lambda state, seat: _indices(game, notation, state, seat),
         questions=tuple(ask + how for ask in asks),
         names=tuple(name[0] for name in game.action_names) if brief else game.action_names,

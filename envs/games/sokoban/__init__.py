@@ -9,6 +9,7 @@ GAME = GameEntry(
     rules=rules.Sokoban,
     text=text.text,
     draw=draw,
+    picture=draw.picture,
     bots={"solver": lambda game: bots.SokobanSolver()},
     level_params=LEVEL_PARAMS | {"size", "boxes", "walls"},
     reward_params=REWARD_PARAMS

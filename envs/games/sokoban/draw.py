@@ -3,7 +3,8 @@
 import numpy as np
 
 from envs.games import svg as shapes
-from envs.games.roles import hide, puzzle_state
+from envs.games.picture import Picture, Tile, grid_picture
+from envs.games.roles import TwoRole, hide, puzzle_state
 from envs.games.sokoban.rules import Sokoban, SokobanState, cells
 from envs.games.sokoban.solver import BOX, BOX_ON_GOAL, GOAL, PLAYER, PLAYER_ON_GOAL, WALL
 
@@ -48,3 +49,20 @@ def svg(state: SokobanState, player: int | None = None, visible: np.ndarray | No
         if mark in (PLAYER, PLAYER_ON_GOAL):
             parts.append(shapes.circle(x, y, _CELL * 0.3, "#2471a3", "#1a5276", 2))
     return shapes.document(width * _CELL, height * _CELL, parts)
+
+
+_TILES = (
+    Tile("#", "#8d735c", "#5d4a3a"),
+    Tile(".", "#cfc3a8", "#efe6d2"),
+    Tile("G", "#d9534f", "#efe6d2"),
+    Tile("B", "#5a3a10", "#c98b3c"),
+    Tile("*", "#1f4d12", "#6fae5a"),
+    Tile("A", "#ffffff", "#2471a3"),
+    Tile("+", "#f8d0cf", "#2471a3"),
+)
+
+
+def picture(game: Sokoban | TwoRole, style: str) -> Picture:
+    """Return the drawing for models, with the signs of the text."""
+    del style
+    return grid_picture(game, game.shape, _TILES, cells)

@@ -9,6 +9,7 @@ GAME = GameEntry(
     rules=rules.Sudoku,
     text=text.text,
     draw=draw,
+    picture=draw.picture,
     bots={"solver": lambda game: bots.SudokuSolver()},
     level_params=LEVEL_PARAMS | {"size", "empties"},
     reward_params=REWARD_PARAMS | {"cell_reward", "contradiction_reward", "solved_reward"},

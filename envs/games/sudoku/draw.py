@@ -1,9 +1,13 @@
 """Drawings of Sudoku positions."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from envs.games import svg as shapes
-from envs.games.roles import hide, puzzle_state
+from envs.games.game import State
+from envs.games.picture import HIDDEN_TILE, SHADE, Picture, Tile
+from envs.games.roles import TwoRole, hide, puzzle_state
 from envs.games.sudoku.rules import Sudoku, SudokuState, cells
 from envs.games.sudoku.solver import box_side
 
@@ -52,3 +56,28 @@ def svg(state: SudokuState, player: int | None = None, visible: np.ndarray | Non
         at = min(max(k * _CELL, 1), full - 1)
         parts += [shapes.line(at, 1, at, full - 1, "#333333", 2), shapes.line(1, at, full - 1, at, "#333333", 2)]
     return shapes.document(full, full, parts)
+
+
+def picture(game: Sudoku | TwoRole, style: str) -> Picture:
+    """Return the drawing for models, with labels of columns and rows."""
+    del style
+    n = game.shape[0]
+    digits = tuple(map(str, range(1, n + 1)))
+    inside = (
+        Tile("0", SHADE),
+        *(Tile(d, paper="#eeeeea") for d in digits),
+        *(Tile(f"+{d}", "#2471a3") for d in digits),
+    )
+    border = (Tile(), *(Tile(sign, "#ffffff", "#333333") for sign in (*digits, *"ABCDEFGHI"[:n])))
+    first = len(inside) + 1
+
+    def drawn(state: State, seat: jax.Array) -> jax.Array:
+        inner, visible = puzzle_state(state), game.visible(state, seat)
+        codes = cells(inner).astype(jnp.int32).reshape(-1)
+        codes += n * ((codes > 0) & (inner.puzzle.reshape(-1) == 0))
+        codes = codes if visible is None else jnp.where(visible, codes, len(inside))
+        top, left = first + 1 + jnp.arange(n), first + 1 + n + jnp.arange(n)
+        rows = jnp.concatenate([left[:, None], codes.reshape(n, n)], axis=1)
+        return jnp.concatenate([jnp.full((1,), first), top, rows.reshape(-1)])
+
+    return Picture((n + 1, n + 1), (*inside, HIDDEN_TILE, *border), drawn)

@@ -3,9 +3,13 @@
 Both players see everything, so `player` has no effect.
 """
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from envs.games import svg as shapes
+from envs.games.game import Game
+from envs.games.picture import SHADE, Picture, Tile
 from envs.games.tic_tac_toe.rules import TicTacToeState, cells
 
 _CELL = 60
@@ -39,3 +43,20 @@ def svg(state: TicTacToeState, player: int | None = None) -> str:
 def targets() -> dict[int, tuple[float, float, float, float]]:
     """Return the clickable area (x, y, width, height) of each action."""
     return {i: (i % 3 * _CELL, i // 3 * _CELL, _CELL, _CELL) for i in range(9)}
+
+
+def picture(game: Game, style: str) -> Picture:
+    """Return the drawing for models.
+
+    As in the text, X is the first player in the style `full`, and the reader in the others.
+    """
+    del game
+    cross, nought = Tile("X", "#c0392b", "#fdf0ee"), Tile("O", "#2471a3", "#eef4fa")
+
+    def drawn(state: TicTacToeState, seat: jax.Array) -> jax.Array:
+        board = cells(state).astype(jnp.int32)
+        if style != "full":
+            board = jnp.where((board > 0) & (seat == 1), 3 - board, board)
+        return jnp.where(board > 0, board + 8, jnp.arange(9))
+
+    return Picture((3, 3), (*(Tile(str(cell), SHADE) for cell in range(1, 10)), cross, nought), drawn)

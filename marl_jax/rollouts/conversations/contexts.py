@@ -115,8 +115,9 @@ class TurnContext:
         self, prepared: dict, carry: tuple, inputs: Any, keys: jax.Array, **settings: Any
     ) -> tuple[Decision, tuple]:
         """Sample completions with `Team.act`."""
+        ids = settings.pop("policy")
         decision = self.team.act(
-            prepared, inputs.prompts, inputs.lengths, keys=keys, ids=settings.pop("policy"), **settings
+            prepared, inputs.prompts, inputs.lengths, keys=keys, ids=ids, media=inputs.media, **settings
         )
         return decision, carry
 

@@ -33,6 +33,7 @@ class Turn:
         ends: bool [B·K]. Whether the episode ends.
         counts: float32 [B·K]. Weight of the completion in the loss.
         central: Input of a central critic, or None.
+        media: [B, C]. Tile codes of the pictures in the prompts, or None.
     """
 
     prompts: jax.Array | None
@@ -48,6 +49,7 @@ class Turn:
     ends: jax.Array
     counts: jax.Array
     central: tuple[jax.Array, jax.Array] | None = None
+    media: jax.Array | None = None
 
 
 def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -> Samples:
@@ -88,6 +90,7 @@ def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -
         legal=each(turns.legal),
         values=answers(decision.values),
         central=None if turns.central is None else tuple(map(each, turns.central)),
+        media=None if turns.media is None else rows(turns.media),
         completion_at=jnp.arange(n, dtype=jnp.int32).reshape(turns_, games) if candidates == 1 else None,
     )
     fields |= {name: answers(more.pop(name)) for name in ("group", "member") if name in more}

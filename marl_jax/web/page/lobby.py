@@ -84,6 +84,7 @@ class LobbyGame:
             "paid": [float(x) for x in table.total_reward],
             "result": table.result() if over else [],
             "prompt": table.prompt_text(self.seat) if your_turn else "",
+            "image": table.prompt.image(table.state, self.seat) if your_turn else "",
         }
 
     def _move(self, number: int) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class ByNumber:
 
     width: int = 1
     critic: str = "none"
+    picture: None = None
 
     @property
     def prompts(self):
@@ -79,7 +80,7 @@ class ByNumber:
     def playable(self, action, legal, keys):
         return action
 
-    def act(self, ready, tokens, lengths, legal, keys, ids, temperature=None, central=None, candidates=1):
+    def act(self, ready, tokens, lengths, legal, keys, ids, temperature=None, central=None, candidates=1, media=None):
         lowest, highest = jnp.argmax(legal, axis=1), 8 - jnp.argmax(legal[:, ::-1], axis=1)
         action = jnp.where(ids == FIRST, lowest, highest).astype(jnp.int32)
         nothing = jnp.zeros((*action.shape, 1))

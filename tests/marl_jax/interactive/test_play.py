@@ -9,7 +9,7 @@ import pytest
 
 from configs import defaults
 from envs.games.bots import UniformBot
-from envs.games.registry import make, make_text
+from envs.games.registry import make, make_picture, make_text
 from envs.games.tic_tac_toe.bots import MinimaxBot
 from marl_jax import setup
 from marl_jax.errors import RunError
@@ -88,6 +88,23 @@ def test_help_drawing_and_end_of_input(tic_tac_toe, tmp_path):
     assert file.read_text().startswith("<svg")
     assert "svg needs a file name" in screen
     assert "No such file or directory" in screen
+
+
+def test_the_picture_in_the_prompt_is_written(tmp_path):
+    game = make("tic_tac_toe")
+    tokenizer = tokenizers.load("bytes")
+    drawn = make_picture(game)
+    prompt = make_text(game).with_picture(drawn, "<|spare0|>" * 9, "image").compile(tokenizer)
+    file = tmp_path / "seen.png"
+    _, screen = at_the_terminal(game, prompt, [Person(), First(game)], ["5", "image", f"image {file}", "prompt"])
+    assert "image needs a file name" in screen and f"written to {file}" in screen
+    assert "`image FILE` writes the picture in this prompt." in screen
+    middle, _ = game.step(game.reset(jax.random.key(0)), jnp.int32(4))
+    state, _ = game.step(middle, jnp.int32(0))
+    assert file.read_bytes() == drawn.file(state, 0)
+    text_only = make_text(game).compile(tokenizer)
+    _, screen = at_the_terminal(game, text_only, [Person(), First(game)], ["image x.png", "quit"])
+    assert "The prompt has no picture" in screen
 
 
 def test_hanabi_from_a_seat():

@@ -39,6 +39,11 @@ function wellFormed(text) { // lone surrogates cannot be encoded
   return text.replace(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd");
 }
 
+/** Create the picture that a model saw in its prompt, a data URI of a PNG file, or nothing. */
+export function seen(uri) {
+  return uri?.startsWith("data:image/png;base64,") ? el("img", { src: uri, alt: "picture in the prompt" }) : null;
+}
+
 /** Create a folded element whose contents are created when it is opened. */
 export function folded(words, make, open = false) {
   const box = el("details", {}, el("summary", {}, words));

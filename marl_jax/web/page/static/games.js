@@ -2,7 +2,7 @@
 
 import { Feed, get } from "./api.js";
 import { chart, COLOURS } from "./chart.js";
-import { el, folded, picture, select, show, signed } from "./dom.js";
+import { el, folded, picture, seen, select, show, signed } from "./dom.js";
 
 /** Create the view of one run's games. */
 export function games(state) {
@@ -128,7 +128,7 @@ function said(game, move) {
       typeof move.value === "number" ? el("span", { class: "quiet" }, ` value ${signed(move.value)}`) : null),
     move.error ? el("p", { class: "bad" }, move.error) : null,
     el("h3", {}, "completion"), el("pre", { class: "said" }, move.answer),
-    move.prompt ? folded("prompt", () => el("pre", {}, move.prompt), true) : null);
+    move.prompt ? folded("prompt", () => el("div", {}, seen(move.image), el("pre", {}, move.prompt)), true) : null);
 }
 
 const role = (game, i) => (game.roles?.[i] ?? `player ${i}`).replaceAll("_", " ");

@@ -1,7 +1,7 @@
 // A game against a bot or a model, played by clicking on the board or on the names of legal actions.
 
 import { get, post } from "./api.js";
-import { el, folded, picture, select, show, signed } from "./dom.js";
+import { el, folded, picture, seen, select, show, signed } from "./dom.js";
 
 /** Create the view; a game in progress is kept while another view is open. */
 export function play(state) {
@@ -61,7 +61,7 @@ export function play(state) {
         game.legal.length ? el("div", { class: "row", id: "legal" },
           game.legal.map((one) => el("button", { onclick: () => move(game, one.action) }, one.words))) : null,
         el("h3", {}, "Moves"), el("ol", { id: "moves" }, game.moves.map((one) => moved(game, one))),
-        game.prompt ? folded("prompt for your seat", () => el("pre", {}, game.prompt)) : null)));
+        game.prompt ? folded("prompt for your seat", () => el("div", {}, seen(game.image), el("pre", {}, game.prompt))) : null)));
   }
 
   choose();
