@@ -49,9 +49,11 @@ class ScriptedAsk:
         replies: (seat, turn, reply) of every reply, including all candidates.
     """
 
-    def __init__(self, task: Task, answer: Answering, candidates: int = 1, seed: int = 0, step: int = 0):
+    def __init__(
+        self, task: Task, answer: Answering, candidates: int = 1, seed: int = 0, step: int = 0, judge: Any = None
+    ):
         self.task, self.answer, self.candidates, self.random = task, answer, candidates, random.Random(seed)
-        self.step = step
+        self.step, self.judge = step, judge
         self.replies: list[tuple[int, int, Reply]] = []
 
     def chat(self, seat: int, system: str | None = None) -> ScriptedChat:
