@@ -65,7 +65,7 @@ def endpoint(latency: float) -> Iterator[str]:
 
 
 def measure(latency: float, steps: int, programs: SharedPrograms, stop: GracefulStop) -> dict[str, float]:
-    """Return the median seconds of a step and of its rollout, and the requests of a step."""
+    """Return the median seconds and requests of a step."""
     config, _, _ = overrides.resolve("negotiation:multi_learning")
     with endpoint(latency) as place, tempfile.TemporaryDirectory() as folder:
         changes = {"agents.partner": place, "steps": steps, "eval.every": 0, "log.games": 0, "log.progress": False}

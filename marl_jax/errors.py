@@ -18,7 +18,7 @@ class CheckpointError(RunError):
 
 
 class RunStopped(RunError):
-    """A reason to save the state of the run and stop, such as a limit of cost."""
+    """A reason to save the run and stop, such as a limit of cost."""
 
 
 class LostProcess(RunError):

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from envs.tasks.chat import Chat
+from envs.tasks.judges import Referee
 from envs.tasks.replies import CallFailed, CallTimeout, EpisodeError, Reply, TaskError
 from envs.tasks.task import Outcome, Session, Task
 
@@ -50,7 +51,13 @@ class ScriptedAsk:
     """
 
     def __init__(
-        self, task: Task, answer: Answering, candidates: int = 1, seed: int = 0, step: int = 0, judge: Any = None
+        self,
+        task: Task,
+        answer: Answering,
+        candidates: int = 1,
+        seed: int = 0,
+        step: int = 0,
+        judge: Referee | None = None,
     ):
         self.task, self.answer, self.candidates, self.random = task, answer, candidates, random.Random(seed)
         self.step, self.judge = step, judge
@@ -88,8 +95,8 @@ class ScriptedAsk:
 
 
 def play(
-    task: Task, example: Any, answer: Answering, candidates: int = 1, step: int = 0
+    task: Task, example: Any, answer: Answering, candidates: int = 1, step: int = 0, judge: Referee | None = None
 ) -> tuple[Outcome, ScriptedAsk]:
     """Play one episode in which a function replies for all seats."""
-    ask = ScriptedAsk(task, answer, candidates, step=step)
+    ask = ScriptedAsk(task, answer, candidates, step=step, judge=judge)
     return asyncio.run(task.play(ask, example)), ask

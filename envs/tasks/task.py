@@ -177,7 +177,7 @@ class Task:
 
     @property
     def contests(self) -> tuple[str, ...]:
-        """Texts that a judge can compare the learner's with, "reference" or "partner"; () for a task without judges."""
+        """Texts that a judge can compare the learner's with: "reference", "partner", or none."""
         return ()
 
     def examples(self, part: str) -> Sequence[Any]:

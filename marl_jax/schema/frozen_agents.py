@@ -53,7 +53,7 @@ def expand(config: ConfigDict, overridden: Container[str]) -> list[str]:
 
 
 def _model_of(player: str, base: ConfigDict) -> ConfigDict | None:
-    """Return the config of a frozen model, or None if there is no such run or model.
+    """Return the config of a frozen model, or None if there is none.
 
     Args:
         player: FOLDER, FOLDER@STEP, the name of a registered model, or a Hugging Face folder or GGUF file.

@@ -1,4 +1,4 @@
-"""Limits of requests to remote models: their rate, their cost, and changes of the served models.
+"""Limits of requests to remote models: rate, cost, and changes of served models.
 
 All state is in files of the run folder that are appended to or replaced before a request is sent or its response is
 used, so that it survives an interruption.

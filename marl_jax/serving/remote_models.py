@@ -99,7 +99,7 @@ class RemoteModels:
 
     @property
     def totals(self) -> dict[str, float]:
-        """Numbers of requests and of responses from the cache by this process, and the cost of the run so far."""
+        """Numbers of requests and of cached responses, and the cost so far."""
         return {"requests": self._requests, "cached": self._cached, "cost": self._meter.total}
 
     async def complete(

@@ -44,7 +44,7 @@ def reward_server(config: ConfigDict) -> ScorerClient:
 
 
 def check_reward_server(config: ConfigDict) -> None:
-    """Check that the reward server of a run can be reached and has the right version."""
+    """Check that the reward server of a run has the right version."""
     try:
         asyncio.run(dataclasses.replace(reward_server(config), deadline=5.0).health())
     except ScorerError as error:
@@ -66,7 +66,7 @@ class _EndpointReply:
 
 @dataclasses.dataclass(frozen=True)
 class _PolicyReply:
-    """The greedy reply of a policy of the run to a system prompt and a message."""
+    """The greedy reply of a policy of the run."""
 
     speaker: Speaker
     max_tokens: int

@@ -89,7 +89,7 @@ class Referee:
 
         Args:
             ask: The episode.
-            contest: What is compared.
+            contest: The texts.
             own: Reward of the learner by the rule.
             other: Reward of its opponent by the rule.
             name: Name under which the verdict is recorded.
@@ -127,7 +127,7 @@ class Referee:
 
 
 async def ruled(ask: Any, own: float, other: float, contest: Callable[[str], Contest]) -> Ruling:
-    """Return the rewards of an episode: those of the rule, unless the run has a judge.
+    """Return the rewards of an episode, by the judge or by the rule.
 
     Args:
         ask: The episode.

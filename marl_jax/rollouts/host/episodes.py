@@ -123,7 +123,7 @@ class EpisodeAsk:
         return await self._record(name, call, functools.partial(_plain_entry, limit=limit))
 
     async def remote_answers(self, name: str, call) -> list[Completion]:
-        """Await completions of a remote model, or its failure; a replay reads them from the journal."""
+        """Await completions of a remote model; a replay reads them from the journal."""
         result = await self._record(name, call, _remote_entry)
         if "failed" in result:
             raise RemoteLost(result["failed"])
@@ -216,7 +216,7 @@ async def _plain_entry(name: str, call, limit: float | None) -> dict:
 
 
 async def _remote_entry(name: str, call) -> dict:
-    """Return the journal entry of a request to a remote model, with its completions or its failure."""
+    """Return the journal entry of a request to a remote model."""
     try:
         return {"result": {"answers": [[one.tokens.tolist(), one.finish] for one in await call]}}
     except RemoteLost as error:

@@ -261,7 +261,7 @@ class HostRollout:
         return [speaker for speaker in self.runner.speakers if not speaker.remote]
 
     def _play(self, jobs: Sequence[Job], journal: Journal) -> list[Episode]:
-        """Play episodes; if a reason to stop the run comes up in one process, it stops in all."""
+        """Play episodes; a reason to stop in one process stops all of them."""
         reason = ""
         try:
             episodes = self.runner.play(jobs, journal, ended=pack)

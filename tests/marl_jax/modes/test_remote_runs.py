@@ -45,12 +45,19 @@ def says(body):
     return f"reply {body['seed']}"
 
 
+def test_a_remote_agent_plays_in_a_run_and_is_not_trained(tmp_path):
+    with fake_openai(reply=says) as server:
+        rows = run(config_of(server.place, steps=1), tmp_path)
+    assert rows[0]["remote/requests"] == 4 and len(server.asked) == 4 and rows[0]["episodes/failed"] == 0
+    assert rows[0]["completions_trained"] == 8 and rows[0]["completions"] == 12
+    assert not [name for name in rows[0] if explain(name) is None]
+
+
+@pytest.mark.nightly
 def test_a_limit_of_cost_saves_and_stops_and_the_run_continues_from_there(tmp_path):
     with fake_openai(reply=says, usage=(0, 1)) as server:
         whole = run(config_of(server.place), tmp_path / "whole")
         assert [row["remote/requests"] for row in whole] == [4, 4, 4]
-        assert not [name for name in whole[0] if explain(name) is None]
-        assert whole[0]["completions_trained"] == 8 and whole[0]["completions"] == 12
         expected, bodies = weights(tmp_path / "whole"), [str(body) for body in server.asked]
         server.asked.clear()
         limited = {"remote.price_out": 1e6, "remote.max_cost": 12.0}  # a request may cost 6 and costs 1
