@@ -14,7 +14,7 @@ from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metric_help import explain
 from marl_jax.running.metrics import read_json_lines
-from marl_jax.schema import overrides, validate
+from marl_jax.schema import flags, overrides, validate
 from tests.marl_jax import tiny_run, tiny_task
 from tests.marl_jax.fake_openai import fake_openai
 
@@ -143,6 +143,22 @@ def test_combinations_that_cannot_work_are_refused(changes, message):
     with pytest.raises(ConfigError) as error:
         validate.check(config)
     assert message in str(error.value)
+
+
+@pytest.mark.quick
+def test_flags_put_remote_and_frozen_models_into_seats():
+    command = ["launch.py", "--config=experiments/negotiation.py:multi_learning"]
+    parsed = flags.parse([*command, "--config.agents.partner=http://127.0.0.1:8000/v1#main"], ("train",))
+    assert parsed.config.agents.to_dict() == {"learner": "learner", "partner": "http://127.0.0.1:8000/v1#main"}
+    assert list(parsed.config.policies) == ["learner"] and "removed" in parsed.warnings[0]
+    validate.check(parsed.config)
+    parsed = flags.parse([*command, "--config.agents.partner=smollm2-135m"], ("train",))
+    partner = parsed.config.policies.partner
+    assert partner.frozen and partner.model.name == "smollm2-135m" and not partner.model.shape
+    validate.check(parsed.config)
+    parsed = flags.parse([*command, "--config.agents.partner=smollm3"], ("train",))
+    with pytest.raises(ConfigError, match="a run folder, a registered model"):
+        validate.check(parsed.config)
 
 
 @pytest.mark.quick
