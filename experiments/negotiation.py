@@ -11,6 +11,7 @@ The learner divides books, hats and balls with a partner by messages and binding
 `multi_switch` (the default: fair, then greedy, then deceptive) and `multi_learning`; each optionally with +MODEL
 (`configs/partnered.py`). Evaluations play against all scripted partners (docs/partners.md).
 
+    --config.agents.partner=http://127.0.0.1:8000/v1#main  # for multi_learning; docs/remote.md
     --config.task.params.goal=cooperative          # or adversarial; the learner's own points by default
     --config.task.params.source=casino             # or dealornodeal, from $MARL_JAX_DATA
 

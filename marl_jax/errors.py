@@ -17,6 +17,10 @@ class CheckpointError(RunError):
     """A checkpoint that cannot be read or written, or belongs to another run."""
 
 
+class RunStopped(RunError):
+    """A reason to save the run and stop, such as a limit of cost."""
+
+
 class LostProcess(RunError):
     """An error for another process of the run that no longer responds."""
 

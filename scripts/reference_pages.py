@@ -40,6 +40,8 @@ GROUP_TITLES = {
     "curriculum": "Curriculum",
     "eval": "Evaluation",
     "play": "Play in the terminal",
+    "remote": "Remote models",
+    "judge": "Judge of a task",
     "serve": "Servers",
     "checkpoint": "Checkpoints",
     "mesh": "Device mesh",

@@ -20,6 +20,7 @@ A task with several roles or turns needs a workflow: see `envs/tasks/workflow/re
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import itertools
@@ -31,6 +32,8 @@ from typing import Any
 
 from envs.tasks.chat import CONTINUATIONS
 from envs.tasks.data import DataError, Dataset, NoSplit, check_fields, from_list, make_splits, open_dataset
+from envs.tasks.judges.referee import RECORD, REFERENCE, Contest
+from envs.tasks.replies import Reply
 from envs.tasks.rewards import RewardFunction, named
 from envs.tasks.task import SPLITS, Ask, Outcome, Task, check_split
 from envs.tasks.workflow.graph import Function, Workflow
@@ -160,7 +163,7 @@ class DatasetTask(Task):
                 scores[name] = statistics.fmean(score[name] for score in scored if name in score)
         if self._success not in scores:
             raise LookupError(f"no step of the episode has the reward {self._success!r}, which defines success")
-        metrics = {f"reward_{name}": value for name, value in scores.items()}
+        metrics = {f"reward_{name}" if name in self.functions else name: value for name, value in scores.items()}
         return Outcome(_share(scores[self._success]), metrics, "done" if walk.ended else "max_steps")
 
     async def _score(self, ask: Ask, row: dict, turn: Turn) -> list[dict[str, float]]:
@@ -172,12 +175,34 @@ class DatasetTask(Task):
             values = await self.functions[name].call(ask, call, turn.prompt, replies, row, self.limit)
             for score, value in zip(scores, values, strict=True):
                 score[name] = value
+        values = [sum(self._weights[name] * value for name, value in score.items()) for score in scores]
         for reply, score in zip(replies, scores, strict=True):
-            reply.reward(**{self.pays: sum(self._weights[name] * value for name, value in score.items())})
             if self._success in score:
                 reason = ", ".join(f"{name} {value:g}" for name, value in score.items())
                 reply.judge(_share(score[self._success]), reason=reason)
+        if ask.judge is not None and self._success in scores[0]:
+            start = f"{RECORD}_{turn.number}_{turn.step.role}"
+            rulings = await asyncio.gather(*(
+                ask.judge.decide(ask, self._contest(row, turn.prompt, reply, score), value, 0.0, f"{start}_{k}")
+                for k, (reply, score, value) in enumerate(zip(replies, scores, values, strict=True))
+            ))  # fmt: skip
+            values = [ruling.own for ruling in rulings]
+            for score, ruling in zip(scores, rulings, strict=True):
+                score.update(ruling.metrics)
+        for reply, value in zip(replies, values, strict=True):
+            reply.reward(**{self.pays: value})
         return scores
+
+    def _contest(self, row: dict, prompt: str, reply: Reply, score: Mapping[str, float]) -> Contest:
+        """Compare a completion with the reference, which the rule considers right."""
+        reference = self.gold_reply(row)
+        assert reference is not None  # see `contests`
+        return Contest(prompt, reply.text, reference, (_share(score[self._success]), 1.0))
+
+    @property
+    def contests(self) -> tuple[str, ...]:
+        """Texts that a judge can compare the learner's with: references, if there are any."""
+        return (REFERENCE,) if self.completion else ()
 
     # ------------------------------------------------------------------------------------------------ checks and data
 

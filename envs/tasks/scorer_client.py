@@ -50,9 +50,17 @@ class ScorerUnavailable(ScorerError):
 
 
 class ScorerRefused(ScorerError):
-    """The server rejected the request, for example because of a wrong key."""
+    """The server rejected the request, for example because of a wrong key.
+
+    Attributes:
+        status: HTTP status of the response.
+    """
 
     reason = "scorer_refused"
+
+    def __init__(self, message: str, status: int = 0):
+        super().__init__(message)
+        self.status = status
 
 
 class WrongScorer(ScorerError):
@@ -148,11 +156,15 @@ class ScorerClient:
                         last = str(error) or type(error).__name__
                         requested = getattr(error, "wait", 0.0)
                     await asyncio.sleep(max(requested, wait * random.uniform(0.5, 1.0)))
+                    await self._before_retry()
                     wait = min(2 * wait, LONGEST_WAIT)
         except TimeoutError:
             raise ScorerUnavailable(
                 f"{self.url} did not respond within {self.deadline:g} s; last error: {last}"
             ) from None
+
+    async def _before_retry(self) -> None:
+        """Wait until another attempt is allowed; subclasses may limit their rate."""
 
     def _place(self) -> asyncio.Semaphore:
         places = _places.setdefault(asyncio.get_running_loop(), {})
@@ -163,7 +175,8 @@ class ScorerClient:
         if status in RETRIED and headers.get(SHOULD_RETRY) != "false":
             raise _TryAgain(f"status {status}: {_message(text)}", _seconds(headers.get("retry-after", "")))
         if status != 200:
-            raise ScorerRefused(f"{self.url} rejected the request with status {status}: {_message(text)}")
+            problem = f"{self.url} rejected the request with status {status}: {_message(text)}"
+            raise ScorerRefused(problem, status)
         try:
             answer = json.loads(text)
         except (ValueError, RecursionError):

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from envs.tasks.chat import Chat
+from envs.tasks.judges import Referee
 from envs.tasks.replies import CallFailed, CallTimeout, EpisodeError, Reply, TaskError
 from envs.tasks.task import Outcome, Session, Task
 
@@ -49,9 +50,17 @@ class ScriptedAsk:
         replies: (seat, turn, reply) of every reply, including all candidates.
     """
 
-    def __init__(self, task: Task, answer: Answering, candidates: int = 1, seed: int = 0, step: int = 0):
+    def __init__(
+        self,
+        task: Task,
+        answer: Answering,
+        candidates: int = 1,
+        seed: int = 0,
+        step: int = 0,
+        judge: Referee | None = None,
+    ):
         self.task, self.answer, self.candidates, self.random = task, answer, candidates, random.Random(seed)
-        self.step = step
+        self.step, self.judge = step, judge
         self.replies: list[tuple[int, int, Reply]] = []
 
     def chat(self, seat: int, system: str | None = None) -> ScriptedChat:
@@ -86,8 +95,8 @@ class ScriptedAsk:
 
 
 def play(
-    task: Task, example: Any, answer: Answering, candidates: int = 1, step: int = 0
+    task: Task, example: Any, answer: Answering, candidates: int = 1, step: int = 0, judge: Referee | None = None
 ) -> tuple[Outcome, ScriptedAsk]:
     """Play one episode in which a function replies for all seats."""
-    ask = ScriptedAsk(task, answer, candidates, step=step)
+    ask = ScriptedAsk(task, answer, candidates, step=step, judge=judge)
     return asyncio.run(task.play(ask, example)), ask

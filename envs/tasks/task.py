@@ -29,6 +29,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from envs.tasks.chat import Chat
+from envs.tasks.judges.referee import Referee
 from envs.tasks.workflow.graph import Workflow
 
 SPLITS = ("train", "validation", "test")
@@ -107,11 +108,13 @@ class Ask(Protocol):
         candidates: Number of candidates per turn that the algorithm wants (K); 1 for most algorithms.
         random: Random number generator, seeded for this episode.
         step: Training step, for context agents that change over time; 0 in evaluations.
+        judge: Judge that rewards the episode (`envs.tasks.judges.referee`); None in evaluations, and by default.
     """
 
     candidates: int
     random: random.Random
     step: int
+    judge: Referee | None
 
     def chat(self, seat: int, system: str | None = None) -> Chat:
         """Open a new, empty chat with a seat.
@@ -171,6 +174,11 @@ class Task:
     serves: bool = False
     concurrency: int = 4096
     graph: Workflow | None = None
+
+    @property
+    def contests(self) -> tuple[str, ...]:
+        """Texts that a judge can compare the learner's with: "reference", "partner", or none."""
+        return ()
 
     def examples(self, part: str) -> Sequence[Any]:
         """Return the examples of one of `SPLITS`, always the same ones in the same order."""

@@ -26,13 +26,13 @@ import numpy as np
 from envs.tasks.data import fingerprint_of, order
 from marl_jax.evaluation import intervals, task_records, task_scores
 from marl_jax.rollouts.host import metrics as episode_metrics
-from marl_jax.rollouts.host.conversation import TokenChat
+from marl_jax.rollouts.host.conversation import REPLY, TokenChat
 from marl_jax.rollouts.host.episodes import END, Episode, EpisodeRunner, Job
 from marl_jax.rollouts.host.journal import Journal
 from marl_jax.running import processes
 from marl_jax.running.metrics import replace_text
 from marl_jax.running.private_files import make_private_folder
-from marl_jax.serving.remote import remote_speaker
+from marl_jax.serving.remote_speaker import remote_speaker
 from marl_jax.setup.tasks import TaskSetup
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class TaskEvaluation:
         self._setup.sampler.publish(weights, version=0)
         rows = []
         for name in self._config.opponents if baselines else ():
-            speaker = remote_speaker(name, self._runner.speakers[0].sampling)
+            speaker = remote_speaker(name, self._runner.speakers[0].sampling, self._setup.remote_models)
             runner = self._setup.runner(
                 self._config.temperature,
                 self._config.seed,
@@ -89,7 +89,7 @@ class TaskEvaluation:
         episodes = runner.play(self._jobs[number::count], journal)
         calls: dict[str, dict[str, Any]] = collections.defaultdict(dict)
         for (id_, call), entry in journal.entries.items():
-            if call != END:
+            if call != END and not call.startswith(REPLY):
                 calls[id_][call] = _short(entry)
         played = [record(episode, tuple(self._task.roles), calls[episode.job.id]) for episode in episodes]
         everything = [one for part in processes.gather(played) for one in part]

@@ -26,7 +26,8 @@ from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import Episode, Job
 from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.remote import is_remote, remote_speaker
+from marl_jax.serving.remote import is_remote
+from marl_jax.serving.remote_speaker import remote_speaker
 from marl_jax.setup.tasks import TaskSetup
 
 PART = "test"
@@ -112,16 +113,16 @@ def play(setup: TaskSetup, weights: dict, source: TextIO | None = None, output: 
     lock = asyncio.Lock()
     speakers, numbers = [], {}
     for seat, role in enumerate(roles):
-        for policy in setup.seating.policies(seat):
+        for policy in setup.players.policies(seat):
             speaker = setup.speakers(c.temperature)[policy]
             if c.opponent and seat != c.seat:
-                speaker = remote_speaker(c.opponent, speaker.sampling)
+                speaker = remote_speaker(c.opponent, speaker.sampling, setup.remote_models)
             place = Terminal(role, speaker, reader, writer, lock, person=seat == c.seat, shown=c.seat == -1)
             numbers[seat, policy] = len(speakers)
             speakers.append(dataclasses.replace(speaker, sampler=place))
 
     def seating(seat: int, turn: int) -> int:
-        return numbers[seat, setup.seating.policy_at(seat, turn)]
+        return numbers[seat, setup.players.policy_at(seat, turn)]
 
     examples = setup.task.examples(PART)
     job = Job(0, c.seed, 0, examples[c.seed % len(examples)])

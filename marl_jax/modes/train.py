@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
 from marl_jax.devices.aot import SharedPrograms
-from marl_jax.errors import RunError
+from marl_jax.errors import RunError, RunStopped
 from marl_jax.evaluation.outputs import RunOutputs
 from marl_jax.modes import evaluate, report
 from marl_jax.running import processes
@@ -134,6 +134,8 @@ def _train(setup: GameSetup | TaskSetup, given: ConfigDict, workdir: Path, stop:
     evaluates_first = start == 0 and config.eval.every > 0
     if evaluates_first or config.eval.every and not setup.host:  # tasks use opponents in the first evaluation only
         check_reachable(config.eval.opponents, "eval.opponents")
+    if not finished:
+        setup.check_remote()
     evaluation = evaluate.evaluation_of(setup)
     if not finished:
         trainer.compile_ahead(start, evaluation if evaluates_first else None)
@@ -174,11 +176,17 @@ def _loop(
     Returns:
         The last step, and whether a signal has stopped the run.
     """
-    monitor, stopping = supervisor.monitor, False
+    monitor, stopping, start = supervisor.monitor, False, step
     while step < config.steps and not (stopping or monitor.solved or supervisor.failure):
         with trace.step(step):
             clock = Clock()
-            samples, metrics = trainer.rollout(step, clock)
+            try:
+                samples, metrics = trainer.rollout(step, clock)
+            except RunStopped as error:
+                supervisor.failure = error
+                if step > start:
+                    trainer.save(checkpoints, step, monitor, None)
+                break
             metrics |= trainer.update(samples, step, monitor.lr_scale, clock)
             step += 1
 
@@ -190,13 +198,17 @@ def _loop(
             trainer.after_update(step)
 
             last = step == config.steps or monitor.solved
-            metric = outputs.evaluate(step, last, clock)
-            outputs.write(step, metrics, clock)
+            metric = None
+            try:
+                metric = outputs.evaluate(step, last, clock)
+                outputs.write(step, metrics, clock)
+            except RunStopped as error:
+                supervisor.failure = error
 
             stopping = processes.anyone(stop.asked)
             # Do not save after a skipped update, to resume from a good one.
             due = checkpoints.due(step) and not metrics["skipped_in_a_row"]
-            if due or checkpoints.improves(metric) or last or stopping or supervisor.reacted:
+            if due or checkpoints.improves(metric) or last or stopping or supervisor.failure or supervisor.reacted:
                 trainer.save(checkpoints, step, monitor, metric if config.eval.every else monitor.state.mean_success)
     return step, stopping
 

@@ -3,6 +3,7 @@
 --config.eval.opponents=('minimax',)    checkpoint.best_metric names an opponent that is left
 --config.eval.every=0                   checkpoint.best_metric is ''
 --config.steps=3                        optim.warmup is at most 2
+--config.agents.user=runs/mine          a frozen policy of that run plays the role
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ def adjust(config: ConfigDict, overridden: Container[str], opponents: Sequence[s
         Warnings to log, one per adjusted field.
     """
     warnings = []
+    if any(player not in config.policies for player in config.agents.values()):
+        from marl_jax.schema import frozen_agents  # imported here because models import JAX
+
+        warnings += frozen_agents.expand(config, overridden)
     if "checkpoint.best_metric" not in overridden:
         if "eval.opponents" in overridden:
             warnings += _follow_opponents(config, opponents)

@@ -18,6 +18,7 @@ from marl_jax.errors import nearest
 from marl_jax.fields import STEP
 from marl_jax.schema import batches
 from marl_jax.schema.run_fields import LORA_TARGETS
+from marl_jax.serving.remote import is_remote
 from models import registry as models
 from models.config import ModelConfig
 from models.families import FAMILIES
@@ -39,13 +40,13 @@ def _batch(c: ConfigDict) -> Iterator[str]:
 
 def _roles(c: ConfigDict) -> Iterator[str]:
     for agent, player in c.agents.items():
-        if not player.startswith(BOT) and player not in c.policies:
+        if not player.startswith(BOT) and player not in c.policies and not is_remote(player):
             known = ", ".join(c.policies) or "none"
             yield (
                 f"config.agents.{agent} is {player!r}, but must be bot:NAME or one of the policies in config.policies: "
-                f"{known}"
+                f"{known}; or a run folder, a registered model or, for tasks, a remote model (URL#MODEL)"
             )
-    used = set(c.agents.values())
+    used = {*c.agents.values(), c.judge.name}
     for name in c.policies:
         if name not in used:
             yield f"config.policies.{name} is not used by any agent; assign it a seat in config.agents or remove it"
@@ -141,6 +142,12 @@ def _weights(c: ConfigDict) -> Iterator[str]:
         yield "config.reward has weight 0 for team, agent and process, but at least one must be nonzero"
 
 
+def _remote(c: ConfigDict) -> Iterator[str]:
+    r = c.remote
+    if r.max_cost and not (r.price_in or r.price_out):
+        yield f"config.remote.max_cost is {r.max_cost:g}, but price_in and price_out are 0; set at least one of them"
+
+
 def _ports(c: ConfigDict) -> Iterator[str]:
     port, workers = c.serve.port, c.serve.workers
     if port and port + workers > 65535:
@@ -168,11 +175,16 @@ def seats(c: ConfigDict, named: Sequence[str], environment: str) -> Iterator[str
     for i, (role, names) in enumerate(zip(named, rows, strict=True)):
         if role != f"seat_{i}" and {role, f"seat_{i}"} <= used:
             yield f"config.agents has {role} and seat_{i}, which are the same seat; remove one of them"
-        if len(set(names)) > 1 and any(name.startswith(BOT) for name in names):
-            yield f"config.agents has {', '.join(names)} as turns of {role}, but must have policies only or one bot"
+        if len(set(names)) > 1 and any(name.startswith(BOT) or is_remote(name) for name in names):
+            yield (
+                f"config.agents has {', '.join(names)} as turns of {role}, but must have policies only, one bot or one "
+                "remote model"
+            )
 
 
-COMBINATIONS = (_batch, _roles, _model, _warm_start, _members, _machines, _packages, _weights, _ports)
+COMBINATIONS = (
+    _batch, _roles, _model, _warm_start, _members, _machines, _packages, _weights, _remote, _ports,
+)  # fmt: skip
 
 ONLY_AT_START = (_warm_start, _members)
 """Checks that apply only before a run starts; afterwards its own checkpoints have everything it needs."""

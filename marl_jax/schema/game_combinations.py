@@ -98,6 +98,13 @@ def _seat_bots(c: ConfigDict) -> Iterator[str]:
     for agent, player in c.agents.items():
         if player.startswith(BOT):
             yield from _bots(f"agents.{agent}", [player.removeprefix(BOT)], c.env.name)
+        if is_remote(player):
+            yield (
+                f"config.agents.{agent} is {player!r}, but must be a policy or bot:NAME: games are compiled and cannot "
+                "train with remote models. eval.opponents and play.opponent accept them"
+            )
+    if c.judge.name:
+        yield f"config.judge.name is {c.judge.name!r} with env.name {c.env.name!r}, but must be '': only tasks use it"
 
 
 def _opponents(c: ConfigDict) -> Iterator[str]:
@@ -270,8 +277,7 @@ def _tasks_only(c: ConfigDict) -> Iterator[str]:
 
 COMBINATIONS = (
     _seats, _seat_bots, _history, _reasoning, _pictures, _opponents, _population, _evaluation, _best_of, _best,
-    _rewards,
-    _curriculum, _tasks_only,
+    _rewards, _curriculum, _tasks_only,
 )  # fmt: skip
 
 ONLY_LEARNING = (_best,)

@@ -270,6 +270,57 @@ PLAY = {
     "seed": Field(0, SEED, "Random seed of the game"),
 }
 
+REMOTE = {  # for remote models as agents and judges, see `marl_jax/serving/remote_models.py`
+    "cache": Field(
+        "run",
+        TEXT,
+        "Place of known responses by request; run: in the run folder; '': none; otherwise a file, which runs may share",
+    ),
+    "max_cost": Field(
+        0.0, number(0), "Maximum cost of all requests of the run, in the unit of the prices; 0: no limit"
+    ),
+    "price_in": Field(0.0, number(0), "Price of a million prompt tokens"),
+    "price_out": Field(0.0, number(0), "Price of a million completion tokens"),
+    "requests_per_minute": Field(
+        0, integer(0), "Maximum number of requests per minute, including retries; 0: no limit"
+    ),
+    "drift": Field(
+        "stop",
+        choice("stop", "log"),
+        "Reaction to another model or system_fingerprint in a response than in earlier ones; stop: save and stop",
+    ),
+    "key_env": Field(
+        "OPENAI_API_KEY", TEXT, "Environment variable with the API key of endpoints; no key if it is unset"
+    ),
+    "deadline": Field(120.0, number(0, above=True), "Time limit of a request in seconds, including retries"),
+    "connections": Field(32, integer(1, 4096), "Maximum number of concurrent requests per endpoint"),
+}
+
+JUDGE = {  # for tasks, see `envs/tasks/judges/referee.py`
+    "name": Field(
+        "",
+        TEXT,
+        "Judge that rewards training episodes; '': none; rule: the task's own score; URL of a reward server; "
+        "URL#MODEL of an endpoint; or a frozen policy of the run",
+    ),
+    "version": Field("", TEXT, "Version that the reward server must have; '' accepts any"),
+    "criterion": Field(
+        "correctness", TEXT, "Criterion of comparisons: fairness, coherence, creativity, relevance or correctness"
+    ),
+    "against": Field(
+        "reference",
+        choice("reference", "partner"),
+        "Text that the learner's is compared with; reference: a reference completion; partner: that of the context "
+        "agent",
+    ),
+    "weight": Field(1.0, number(0), "Weight of the probability to be better in the reward"),
+    "rule_weight": Field(0.0, number(0), "Weight of the task's own reward"),
+    "max_tokens": Field(
+        64, integer(1, 1 << 17), "Maximum number of tokens per reply of a judge that is a language model"
+    ),
+    "time_limit": Field(60.0, number(0, above=True), "Time limit of a comparison in seconds"),
+}
+
 SERVE = {  # for --mode=serve and --mode=serve_reward
     "host": Field("127.0.0.1", TEXT, "Address to listen on; addresses other than loopback require a key"),
     "port": Field(8000, integer(0, 65535), "Port to listen on; 0 picks a free one"),
@@ -354,14 +405,19 @@ LOG = {
     "profile": Field(False, SWITCH, "Whether to profile a few steps; same as --profile"),
 }
 
-AGENTS = Field({"all": "main"}, OPEN, "Policy or 'bot:NAME' for each seat ('seat_0'), role or 'all'")
+AGENTS = Field(
+    {"all": "main"},
+    OPEN,
+    "Player of each seat ('seat_0'), role or 'all': a policy, 'bot:NAME', a remote model (URL#MODEL; tasks only), or a "
+    "frozen run folder or registered model",
+)
 ALGO_NAME = Field("ppo", TEXT, "Name of the algorithm, which determines the other fields of algo")
 
 GROUPS = {
     "env": ENV, "task": TASK, "model": MODEL, "model.lora": LORA, "rollout": ROLLOUT, "sampling": SAMPLING,
     "optim": OPTIM, "opponents": OPPONENTS, "population": POPULATION, "reward": REWARD, "curriculum": CURRICULUM,
-    "eval": EVAL, "play": PLAY, "serve": SERVE, "checkpoint": CHECKPOINT, "mesh": MESH, "distributed": DISTRIBUTED,
-    "log": LOG,
+    "eval": EVAL, "play": PLAY, "remote": REMOTE, "judge": JUDGE, "serve": SERVE, "checkpoint": CHECKPOINT,
+    "mesh": MESH, "distributed": DISTRIBUTED, "log": LOG,
 }  # fmt: skip
 
 FIELDS: dict[str, Field] = {

@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from envs.tasks import make_task
+from envs.tasks.judges import CRITERIA
+from envs.tasks.scorer_client import ScorerClient
 from envs.tasks.task import Task
 from marl_jax.agents.seating import BOT
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.schema import combinations
-from marl_jax.serving.remote import is_remote
+from marl_jax.serving.remote import RemoteError, RemoteModel, is_endpoint, is_remote
+
+RULE = "rule"  # value of `judge.name`
 
 
 def make(c: ConfigDict) -> Task:
@@ -31,6 +35,55 @@ def _seats(c: ConfigDict) -> Iterator[str]:
     for agent, player in c.agents.items():
         if player.startswith(BOT):
             yield f"config.agents.{agent} is {player!r}, but must be a policy: tasks have no bots"
+
+
+def _remote_agents(c: ConfigDict) -> Iterator[str]:
+    task = make(c)
+    for agent, player in c.agents.items():
+        if not is_remote(player):
+            continue
+        try:
+            RemoteModel.parse(player)
+        except RemoteError as error:
+            yield f"config.agents.{agent}: {error}"
+        if task.serves:
+            yield (
+                f"config.agents.{agent} is {player!r}, but must be a policy with task.name {c.task.name!r}, whose "
+                "episodes are programs that call their models themselves"
+            )
+
+
+def _judge(c: ConfigDict) -> Iterator[str]:
+    j = c.judge
+    if not j.name:
+        return
+    if j.criterion not in CRITERIA:
+        yield f"config.judge.criterion is {j.criterion!r}, but must be one of: {', '.join(CRITERIA)}"
+    if not j.weight:
+        yield "config.judge.weight is 0, but must be positive with a judge"
+    contests = make(c).contests
+    if not contests:
+        missing = " without task.params.completion" if c.task.name == "dataset" else ""
+        yield f"config.judge.name is {j.name!r}, but must be '' with task.name {c.task.name!r}{missing}"
+    elif j.against not in contests:
+        accepted = ", ".join(contests)
+        yield f"config.judge.against is {j.against!r}, but must be one of, with task.name {c.task.name!r}: {accepted}"
+    if is_endpoint(j.name):
+        try:
+            RemoteModel.parse(j.name)
+        except RemoteError as error:
+            yield f"config.judge.name: {error}"
+    elif is_remote(j.name):
+        try:
+            ScorerClient(j.name)
+        except ValueError as error:
+            yield f"config.judge.name: {error}"
+    elif j.name != RULE and not (j.name in c.policies and c.policies[j.name].frozen):
+        frozen = [name for name, policy in c.policies.items() if policy.frozen]
+        yield (
+            f"config.judge.name is {j.name!r}, but must be 'rule', the URL of a reward server, URL#MODEL or a frozen "
+            f"policy: {', '.join(frozen) or 'none'}"
+        )
 
 
 def _games_only(c: ConfigDict) -> Iterator[str]:
@@ -89,7 +142,7 @@ def _best(c: ConfigDict) -> Iterator[str]:
         yield f"config.checkpoint.best_metric is {best_metric!r}, but must be '' with eval.every 0"
 
 
-COMBINATIONS = (_seats, _games_only, _length, _evaluation, _best)
+COMBINATIONS = (_seats, _remote_agents, _judge, _games_only, _length, _evaluation, _best)
 
 ONLY_LEARNING = (_best,)
 """Checks that apply only when training."""

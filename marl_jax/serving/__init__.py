@@ -5,5 +5,5 @@ openai/      routes of the OpenAI-compatible API: requests, prompts, tool calls 
 sessions/    token-exact rollouts over HTTP: sessions, conversations and traces
 workers/     several HTTP processes in front of one sampler
 rewards      reward server
-remote       models at OpenAI-compatible endpoints as players and agents
+remote…      models at OpenAI-compatible endpoints: bots, speakers of tasks, and their limits
 """

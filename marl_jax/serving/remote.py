@@ -1,14 +1,12 @@
-"""Models at OpenAI-compatible endpoints as players, for `--mode=eval` and `--mode=play`.
+"""Models at OpenAI-compatible endpoints as players.
 
     http://127.0.0.1:8000/v1#solver      the model `solver` of a server; set OPENAI_API_KEY if it needs a key
 
-In tasks a remote model is a speaker that uses bytes as tokens. Conversations are stored like any other, and a prompt is
-split into messages again before it is sent. In games it is a bot (`remote_bot.py`).
+In tasks a remote model is a speaker (`remote_speaker.py`), in games a bot (`remote_bot.py`), which uses `RemoteModel`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import http.client
@@ -18,26 +16,17 @@ import os
 import socket
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-import numpy as np
-
-from envs.tasks.replies import EpisodeError
 from marl_jax.errors import RunError
-from marl_jax.rollouts.host.conversation import Speaker
-from marl_jax.sampling.conversation import Completion
-from marl_jax.sampling.settings import Sampling
-from models import tokenizers
-from models.chat import ChatParts, chat_parts
 
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
 KEY = "OPENAI_API_KEY"
 LONGEST_WAIT = 10.0
 CONNECTING = 5.0  # seconds to wait for a connection
 SLOW = 10.0  # seconds between log messages while waiting
-MOST_BYTES = 1 << 20  # maximum size of a conversation
 MOST_ANSWER_BYTES = 16 << 20
 log = logging.getLogger(__name__)
 
@@ -46,15 +35,14 @@ class RemoteError(RunError):
     """A remote model cannot be reached or rejects a request."""
 
 
-class RemoteLost(EpisodeError):
-    """A remote model returned no completion, so the episode fails."""
-
-    reason = "remote_failed"
-
-
 def is_remote(name: str) -> bool:
     """Return whether a player is a remote model."""
     return name.startswith(("http://", "https://"))
+
+
+def is_endpoint(name: str) -> bool:
+    """Return whether a name is URL#MODEL."""
+    return is_remote(name) and "#" in name
 
 
 def check_reachable(names: Sequence[str], field: str) -> None:
@@ -90,7 +78,8 @@ class RemoteModel:
         url, _, model = name.partition("#")
         remote = cls(url.rstrip("/"), model)
         try:
-            valid = is_remote(name) and model and all(remote.address) and not urllib.parse.urlsplit(url).query
+            parts = urllib.parse.urlsplit(url)
+            valid = is_remote(name) and model and all(remote.address) and not parts.query and parts.username is None
         except ValueError:  # an invalid port, or unmatched brackets
             valid = False
         if not valid:
@@ -116,16 +105,13 @@ class RemoteModel:
 
         Retries until the deadline while the server is busy.
         """
-        body = {"model": self.model, "messages": list(messages), "n": n, "temperature": temperature,
-                "max_tokens": max_tokens}  # fmt: skip
-        body |= {} if seed is None else {"seed": seed}
-        body |= {"stop": list(stop)} if stop else {}
+        body = request_body(self.model, messages, n, temperature, max_tokens, seed, stop)
         end, wait = time.monotonic() + self.deadline, 0.25
         while True:
             try:
                 status, retry_after, value = self._send(json.dumps(body).encode(), end - time.monotonic())
                 if status == 200:
-                    return _choices(value, n, self.name)
+                    return choices_of(value, n, self.name)
                 problem = f"status {status}: {_message(value)}"
                 if status not in RETRIED:
                     raise RemoteError(f"{self.name} rejected the request with {problem}")
@@ -185,7 +171,25 @@ class RemoteModel:
         return response.status, min(float(after), 60.0) if after.isascii() and after.isdigit() else 0.0, value
 
 
-def _choices(value: Any, n: int, name: str) -> list[tuple[str, str]]:
+def request_body(
+    model: str, messages: Sequence[Mapping[str, str]], n: int, temperature: float, max_tokens: int, seed: int | None,
+    stop: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the body of a request for chat completions."""
+    body: dict[str, Any] = {
+        "model": model, "messages": [dict(message) for message in messages], "n": n, "temperature": temperature,
+        "max_tokens": max_tokens,
+    }  # fmt: skip
+    body |= {} if seed is None else {"seed": seed}
+    return body | ({"stop": list(stop)} if stop else {})
+
+
+def choices_of(value: Any, n: int, name: str) -> list[tuple[str, str]]:
+    """Return (text, finish reason) of each completion of a response.
+
+    Raises:
+        RemoteError: The response does not have n completions.
+    """
     try:
         chosen = [(one["message"]["content"] or "", one["finish_reason"] or "stop") for one in value["choices"]]
         if len(chosen) == n and all(text.encode() is not None for text, _ in chosen):  # lone surrogates are no text
@@ -200,71 +204,3 @@ def _message(value: Any) -> str:
         return str(value["error"]["message"])[:300]
     except (TypeError, KeyError):
         return str(value)[:300]
-
-
-# ------------------------------------------------------------------------------------------------------------- tasks
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RemoteSampler:
-    """A sampler whose completions come from a remote model.
-
-    Log-probs are unknown and set to zero.
-    """
-
-    remote: RemoteModel
-
-    @functools.cached_property
-    def _codec(self) -> tuple[tokenizers.Tokenizer, ChatParts]:
-        tokenizer = tokenizers.load("tiny")
-        return tokenizer, chat_parts(tokenizer)
-
-    async def answer(
-        self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None
-    ) -> list[Completion]:
-        """See `BatcherThread.answer`. A failed request fails the episode."""
-        tokenizer, parts = self._codec
-        ask = functools.partial(
-            self.remote.ask, messages_of(tokenizer.decode(ids), parts), n=n, temperature=sampling.temperature,
-            max_tokens=sampling.max_new_tokens, seed=sampling.seed, stop=sampling.stop_strings,
-        )  # fmt: skip
-        try:
-            completions = await asyncio.get_running_loop().run_in_executor(self.remote.threads, ask)
-        except RemoteError as error:
-            raise RemoteLost(str(error)) from error
-        return [self._answer(text, finish) for text, finish in completions]
-
-    def set_weights(self, policy: int, weights: Any, version: int) -> None:
-        """Do nothing; the server has the weights."""
-
-    def _answer(self, text: str, finish: str) -> Completion:
-        tokenizer, _ = self._codec
-        ids = tokenizer.encode(tokenizer.strip_special(text)) + [tokenizer.stop_ids[0]]
-        zeros = np.zeros((len(ids),), np.float32)
-        finish = "length" if finish == "length" else "stop"
-        return Completion(np.asarray(ids, np.int32), zeros, finish, zeros.astype(np.int32))
-
-
-def remote_speaker(name: str, sampling: Sampling) -> Speaker:
-    """Return a speaker for tasks that uses a remote model and does not learn."""
-    sampler = RemoteSampler(RemoteModel.parse(name))
-    return Speaker(sampler, sampler._codec[0], sampling, MOST_BYTES, backbone=name, number=-1)
-
-
-def messages_of(text: str, parts: ChatParts) -> list[dict[str, str]]:
-    """Split the text of a conversation, as built by `Speaker`, into messages."""
-    *before, rest = text.split(parts.user_close_and_reply)
-    if rest or not before:
-        raise ValueError(f"the conversation does not end with the start of a completion: {text[-80:]!r}")
-    messages = []
-    for i, piece in enumerate(before):
-        if i:
-            answer, close, piece = piece.partition(parts.reply_close_and_user)
-            messages.append({"role": "assistant", "content": answer})
-        elif piece.startswith(parts.system_open):
-            system, _, piece = piece.removeprefix(parts.system_open).partition(parts.system_close + parts.user_open)
-            messages.append({"role": "system", "content": system})
-        else:
-            piece = piece.removeprefix(parts.start)
-        messages.append({"role": "user", "content": piece})
-    return messages

@@ -117,6 +117,9 @@ class Setup(abc.ABC):
             raise ConfigError([f"config.policies have different models ({names}), but must share one model here"])
         return backbone
 
+    def check_remote(self) -> None:  # noqa: B027  # optional
+        """Check that the remote models of the run can be used; call before compilation."""
+
     def close(self) -> None:  # noqa: B027  # optional
         """Stop everything that the parts have started."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from envs.games.entry import GAMES
 from marl_jax.errors import RunError
+from marl_jax.serving.remote import is_remote
 
 if TYPE_CHECKING:  # these modules import this one
     from marl_jax.agents.team import Backbone
@@ -23,13 +24,18 @@ def run_fingerprint(setup: Setup) -> dict:
     c = setup.config
     return {
         "models": {backbone.name: model_fingerprint(backbone) for backbone in setup.backbones},
-        "agents": c.agents.to_dict(),
+        "agents": {agent: _without_address(player) for agent, player in c.agents.items()},
         **setup.environment(),
         "algorithm": c.algo.name,
         "critic": setup.algo.critic,
         "seed": c.seed,
         **({"magnet": True} if setup.algo.magnet_coef else {}),
     }
+
+
+def _without_address(player: str) -> str:
+    """Return a player without the address of its server, which may change."""
+    return f"#{player.partition('#')[2]}" if is_remote(player) else player
 
 
 def model_fingerprint(backbone: Backbone) -> dict:

@@ -32,7 +32,12 @@ from marl_jax.running import processes
 from marl_jax.samples import Samples
 from marl_jax.sampling.settings import Sampling
 from marl_jax.schema import batches
+from marl_jax.serving.remote import is_endpoint, is_remote
+from marl_jax.serving.remote_models import FOLDER as REMOTE
+from marl_jax.serving.remote_models import RemoteModels, RemoteSettings
+from marl_jax.serving.remote_speaker import remote_speaker
 from marl_jax.serving.sessions.episodes import episode_server
+from marl_jax.setup.judges import check_reward_server, make_referee
 from marl_jax.setup.parts import Find, Setup, make_backbones
 from models.config import ModelConfig
 from models.tokenizers import Tokenizer
@@ -85,6 +90,33 @@ class TaskSetup(Setup):
             page_size=c.sampling.page_size,
         )
 
+    @functools.cached_property
+    def remote_models(self) -> RemoteModels:
+        """Remote models of the run, with their limits."""
+        folder = None if self.workdir is None else self.workdir / REMOTE
+        return RemoteModels(RemoteSettings.from_config(self.config.remote), folder, self.process)
+
+    @functools.cached_property
+    def players(self) -> Seating:
+        """Seating by the numbers of speakers: those of policies, then those of remote models."""
+        names = [*self.team.policies, *self.places]
+        rows = seat_names(self.config.agents, self.task.roles)
+        return Seating(tuple(tuple(names.index(name) for name in row) for row in rows))
+
+    @functools.cached_property
+    def places(self) -> tuple[str, ...]:
+        """Remote models among the agents."""
+        return tuple(dict.fromkeys(filter(is_remote, self.config.agents.values())))
+
+    def check_remote(self) -> None:
+        """Check that remote agents and the judge can be used; call before compilation."""
+        c = self.config
+        used = {f"config.agents.{agent}": player for agent, player in c.agents.items() if is_remote(player)}
+        used |= {"config.judge.name": c.judge.name} if is_endpoint(c.judge.name) else {}
+        self.remote_models.check(used)
+        if is_remote(c.judge.name) and not is_endpoint(c.judge.name):
+            check_reward_server(c)
+
     @property
     def parts(self) -> RunParts:
         """Parts that the algorithm builds its rollout from."""
@@ -108,7 +140,7 @@ class TaskSetup(Setup):
         return functools.partial(place, self.mesh)
 
     def speakers(self, temperature: float) -> list[Speaker]:
-        """Return a speaker for each policy, in order."""
+        """Return a speaker for each policy, in order, then for each remote model."""
         c, speakers = self.config.task, []
         for number, name in enumerate(self.team.policies):
             backbone = next(b for b in self.backbones if name in b.policies)
@@ -117,7 +149,8 @@ class TaskSetup(Setup):
             speakers.append(
                 Speaker(self.sampler, backbone.tokenizer, sampling, c.max_length, number, backbone.name, learner)
             )
-        return speakers
+        sampling = Sampling(temperature, max_new_tokens=c.max_new_tokens)
+        return speakers + [remote_speaker(place, sampling, self.remote_models) for place in self.places]
 
     def runner(
         self, temperature: float, seed: int, candidates: int = 1, task: Task | None = None, **changes: Any
@@ -138,7 +171,7 @@ class TaskSetup(Setup):
             raise RunError(f"the task {c.name} cannot run on this machine: {error}") from error
         settings: dict[str, Any] = dict(
             speakers=self.speakers(temperature),
-            seating=self.seating.resized(len(task.roles)).policy_at,
+            seating=self.players.resized(len(task.roles)).policy_at,
             seed=seed,
             candidates=candidates,
             time_limit=c.time_limit,
@@ -160,8 +193,12 @@ class TaskSetup(Setup):
             what = f"episodes per example x processes = {samples * count}"
             raise ConfigError([not_divisible("task.n_episodes", c.task.n_episodes, samples * count, what)])
         parts = batches.parts(c) * meshes.batch_shards(self.mesh)
+        named = dict(zip(self.team.policies, self.speakers(c.rollout.temperature), strict=False))
+        judge = make_referee(c, self.remote_models, named)
+        used = self.places or is_endpoint(c.judge.name)
         return dict(
-            runner=self.runner(c.rollout.temperature, c.seed, candidates),
+            runner=self.runner(c.rollout.temperature, c.seed, candidates, judge=judge),
+            remote_totals=(lambda: self.remote_models.totals) if used else dict,
             n_examples=c.task.n_episodes // samples,
             samples=samples,
             split=c.task.split,
@@ -219,7 +256,7 @@ def make(
 
     team = Team(make_backbones(config, algorithm, mesh, find, environment, workdir, programs), policies)
     names = seat_names(config.agents, task.roles)
-    seating = Seating(tuple(tuple(policies.index(name) for name in row) for row in names))
+    seating = Seating(tuple(tuple(-1 if is_remote(name) else policies.index(name) for name in row) for row in names))
     _check_tokenizers(team, seating, task.roles)
     _check_served(task, seating)
     return TaskSetup(config, mesh, team, seating, algorithm, workdir, programs, task=task)

@@ -26,6 +26,7 @@ from envs.tasks.code.task import SANDBOXES
 from envs.tasks.data import Dataset, from_list
 from envs.tasks.debugging import planting
 from envs.tasks.debugging.mutations import KINDS, mutants
+from envs.tasks.judges.referee import PARTNER, REFERENCE, Contest, Ruling, ruled
 from envs.tasks.partners import Partners
 from envs.tasks.replies import EpisodeError, Reply
 from envs.tasks.sandbox import shared_sandbox
@@ -101,6 +102,11 @@ class Debugging(Task):
         return ("learner", "planter") if self.form == "model" else ("learner",)
 
     @property
+    def contests(self) -> tuple[str, ...]:
+        """Texts that a judge can compare the learner's with."""
+        return REFERENCE, PARTNER
+
+    @property
     def _partners(self) -> Partners:
         return Partners(tuple(self.partners), self.schedule, tuple(self.switch_at))
 
@@ -164,14 +170,21 @@ class _Episode:
     async def play(self) -> Outcome:
         """Plant, repair and reward."""
         bug = await self._bug()
-        chat, text = self.ask.chat(0, system=FIXER), self._request(bug)
+        chat, text = self.ask.chat(0, system=FIXER), (request := self._request(bug))
         attempts: list[Attempt] = []
         while len(attempts) < self.task.turns and not (attempts and attempts[-1].fixed):
             attempts.append(await self._attempt(chat, text, len(attempts)))
             text = f"{self._feedback(attempts[-1].report)}\n\nFind the defect, and write the whole program again."
-        last = attempts[-1]
-        self._reward(last.reply, last.fixed)
+        last, fixed = attempts[-1], float(attempts[-1].fixed)
+
+        def contest(against: str) -> Contest:
+            other, score = (self.row["solution"], 1.0) if against == REFERENCE else (bug, 0.0)
+            return Contest(request, last.program or "", other, (fixed, score))
+
+        ruling = await ruled(self.ask, fixed, 1 - fixed, contest)
+        self._reward(last.reply, ruling)
         metrics = {
+            **ruling.metrics,
             "first_try": float(attempts[0].fixed), "turns": len(attempts), "no_program": float(last.program is None),
             "share": 0.0 if last.report is None else last.report["share"],
             f"success_vs_{self.kind}": float(last.fixed),
@@ -193,14 +206,14 @@ class _Episode:
             reply.reward(process=-self.task.penalty)
         return attempt
 
-    def _reward(self, reply: Reply, fixed: bool) -> None:
+    def _reward(self, reply: Reply, ruling: Ruling) -> None:
         """Reward the learner's last attempt, and a model whose bug was used."""
         if self.task.goal == "cooperative" and self.planted:
-            reply.reward(team=float(fixed))
+            reply.reward(team=ruling.own)
             return
-        reply.reward(agent=float(fixed))
+        reply.reward(agent=ruling.own)
         if self.planter is not None and self.planted:
-            self.planter.reward(agent=float(not fixed))
+            self.planter.reward(agent=ruling.other)
 
     # ------------------------------------------------------------------------------------------------ planting
 

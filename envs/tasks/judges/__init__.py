@@ -13,15 +13,18 @@ answers of a judge on disk, and `report` measures agreement and biases.
 - `cache`: Answers of judges on disk.
 - `report`: Agreement with a rule, and biases by position, length and author.
 - `rewards`: Rewards from verdicts, for the task `dataset`.
+- `referee`: The judge of a run, which rewards the episodes of a task.
 """
 
 from envs.tasks.judges.cache import VerdictCache
 from envs.tasks.judges.judge import CRITERIA, BadVerdict, Judge, Verdict
 from envs.tasks.judges.kinds import ChatClient, LanguageJudge, RuleJudge, ScoreJudge
+from envs.tasks.judges.referee import Contest, Referee, Ruling, ruled
 from envs.tasks.judges.report import Comparison, report
 from envs.tasks.judges.rewards import GroupReward, ReferenceReward, ScoreReward
 
 __all__ = [
-    "CRITERIA", "BadVerdict", "ChatClient", "Comparison", "GroupReward", "Judge", "LanguageJudge", "ReferenceReward",
-    "RuleJudge", "ScoreJudge", "ScoreReward", "Verdict", "VerdictCache", "report",
+    "CRITERIA", "BadVerdict", "ChatClient", "Comparison", "Contest", "GroupReward", "Judge", "LanguageJudge",
+    "Referee", "ReferenceReward", "RuleJudge", "Ruling", "ScoreJudge", "ScoreReward", "Verdict", "VerdictCache",
+    "report", "ruled",
 ]  # fmt: skip

@@ -235,8 +235,20 @@ class ChatClient(ScorerClient):
             "model": self.model, "messages": [dict(m) for m in messages], "temperature": 0.0,
             "max_tokens": self.max_tokens,
         }  # fmt: skip
-        answer = await self._call("POST", "/chat/completions", json.dumps(body).encode())
+        answer = await self.request(body)
         try:
             return answer["choices"][0]["message"]["content"] or ""
         except (LookupError, TypeError) as error:
             raise BadScores(f"{self.url} returned no reply: {str(answer)[:80]!r}") from error
+
+    async def request(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the response to a request of chat completions."""
+        return await self._call("POST", "/chat/completions", json.dumps(body).encode())
+
+    async def models(self) -> list[str]:
+        """Return the names of the models that the endpoint serves."""
+        answer = await self._call("GET", "/models", b"")
+        try:
+            return [str(model["id"]) for model in answer["data"]]
+        except (LookupError, TypeError) as error:
+            raise BadScores(f"{self.url} returned no list of models: {str(answer)[:80]!r}") from error

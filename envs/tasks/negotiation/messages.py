@@ -148,3 +148,17 @@ def scripted_text(context: Context, strategy: Strategy, turn: int) -> str:
     if turn == 0:
         return f"I need the {best} most, and the {worst} least."
     return f"I still need the {best} most."
+
+
+def judged(context: Context) -> str:
+    """Return the request that a judge reads before both sides of a negotiation."""
+    items = ", ".join(f"{count} {item}" for count, item in zip(context["counts"], context["items"], strict=True))
+    return f"Two agents negotiate how to divide {items}. Each answer is what one of them wrote and got."
+
+
+def line_of(context: Context, message: Message) -> str:
+    """Return a message on one line, as a judge reads it."""
+    action = message.kind.upper() if message.kind in (OFFER, ACCEPT, QUIT) else ""
+    if message.bundle is not None:
+        action = f"{action} {list_items(context['items'], message.bundle)}"
+    return " ".join([*message.text.split(), *action.split()])

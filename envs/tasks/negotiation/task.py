@@ -15,6 +15,8 @@ import dataclasses
 
 from envs.tasks.chat import Chat
 from envs.tasks.data import Dataset
+from envs.tasks.judges.referee import PARTNER as AGAINST_PARTNER
+from envs.tasks.judges.referee import Contest, ruled
 from envs.tasks.negotiation import contexts, deals, messages, strategies
 from envs.tasks.negotiation.deals import Bundle, Context
 from envs.tasks.negotiation.messages import ACCEPT, INVALID, OFFER, QUIT, Message
@@ -81,6 +83,11 @@ class Negotiation(Task):
         return ("learner", "partner") if self.form == "model" else ("learner",)
 
     @property
+    def contests(self) -> tuple[str, ...]:
+        """Texts that a judge can compare the learner's with: the partner's side."""
+        return (AGAINST_PARTNER,)
+
+    @property
     def _partners(self) -> Partners:
         return Partners(tuple(self.partners), self.schedule, tuple(self.switch_at))
 
@@ -110,6 +117,7 @@ class _Episode:
         self.chats: dict[int, Chat] = {}
         self.last: dict[int, Reply] = {}
         self.written, self.invalid = 0, 0
+        self.texts: tuple[list[str], list[str]] = [], []  # of each seat, for a judge
 
     async def play(self) -> Outcome:
         """Alternate messages, then reward the seats."""
@@ -118,14 +126,15 @@ class _Episode:
             seat = (self.first + ply) % 2
             scripted = seat == PARTNER and self.task.form == "scripted"
             message = self._scripted(ply // 2, last) if scripted else await self._model(seat, ply // 2, last)
+            self.texts[seat].append(messages.line_of(self.context, message))
             if message.kind == QUIT:
-                return self._end(None, QUIT)
+                return await self._end(None, QUIT)
             if message.kind == ACCEPT:
                 assert last is not None and last.bundle is not None
                 given = deals.rest(self.context["counts"], last.bundle)
-                return self._end(given if seat == LEARNER else last.bundle, "deal")
+                return await self._end(given if seat == LEARNER else last.bundle, "deal")
             last = message
-        return self._end(None, "turns")
+        return await self._end(None, "turns")
 
     def _scripted(self, turn: int, last: Message | None) -> Message:
         """Return the next message of the scripted partner."""
@@ -155,23 +164,34 @@ class _Episode:
             reply.reward(process=-self.task.penalty)
         return message
 
-    def _end(self, bundle: Bundle | None, reason: str) -> Outcome:
+    async def _end(self, bundle: Bundle | None, reason: str) -> Outcome:
         """Reward the seats; `bundle` is the learner's part of the deal, or None."""
         context, goal = self.context, self.task.goal
         earned = (0, 0) if bundle is None else deals.both_points(context, bundle)
         own, other = (earned[seat] / deals.most(context, seat) for seat in (LEARNER, PARTNER))
         joint = sum(earned) / deals.max_joint(context)
         gains = {"own": (own, other), "adversarial": (own - other, other - own), "cooperative": (joint, joint)}[goal]
+        ruling = await ruled(self.ask, *gains, lambda against: self._contest((own, other)))
         if goal == "cooperative":
             for reply in list(self.last.values())[:1]:
-                reply.reward(team=joint)
+                reply.reward(team=ruling.own)
         else:
             for seat, reply in self.last.items():
-                reply.reward(agent=gains[seat])
+                reply.reward(agent=(ruling.own, ruling.other)[seat])
         won = (1 + (earned[0] > earned[1]) - (earned[0] < earned[1])) / 2
         success = {"own": own, "adversarial": won, "cooperative": joint}[goal]
-        metrics = {**self._metrics(bundle, own, other, joint, won), f"success_vs_{self.partner}": success}
+        metrics = {
+            **self._metrics(bundle, own, other, joint, won),
+            **ruling.metrics,
+            f"success_vs_{self.partner}": success,
+        }
         return Outcome(success, metrics, reason)
+
+    def _contest(self, shares: tuple[float, float]) -> Contest:
+        """Compare both sides of the negotiation: what they wrote, and their shares of the points."""
+        sides = ["\n".join([*texts, f"Result: {share:.0%} of the points that it could get."])
+                 for texts, share in zip(self.texts, shares, strict=True)]  # fmt: skip
+        return Contest(messages.judged(self.context), sides[LEARNER], sides[PARTNER], shares)
 
     def _metrics(self, bundle: Bundle | None, own: float, other: float, joint: float, won: float) -> dict[str, float]:
         """Return the measures of a negotiation.

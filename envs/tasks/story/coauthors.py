@@ -62,3 +62,16 @@ CO_AUTHORS = {
     "derailing": CoAuthor(_derailing, "Lead the story away from its characters and its subject."),
     "silent": CoAuthor(None, "Write only a full stop."),
 }
+
+
+def reference_story(brief: Brief, sentences: int) -> list[str]:
+    """Return a story that meets the constraints, for comparisons with the learner's.
+
+    Args:
+        brief: The constraints.
+        sentences: Number of sentences after the opening.
+    """
+    story, rng = [brief["opening"]], random.Random(f"reference {brief['key']}")
+    while len(story) < sentences:
+        story.append(_helpful(brief, story, rng))
+    return [*story, f"In the end, {' and '.join(brief['characters'])} agreed about the {brief['ending']}."]

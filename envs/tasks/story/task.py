@@ -15,11 +15,12 @@ import dataclasses
 
 from envs.tasks.chat import Chat
 from envs.tasks.data import Dataset
+from envs.tasks.judges.referee import PARTNER, REFERENCE, Contest, Ruling, ruled
 from envs.tasks.partners import Partners, shared_random
 from envs.tasks.replies import Reply
 from envs.tasks.story import briefs
 from envs.tasks.story.briefs import Brief
-from envs.tasks.story.coauthors import CO_AUTHORS
+from envs.tasks.story.coauthors import CO_AUTHORS, reference_story
 from envs.tasks.story.scoring import problem_of, score
 from envs.tasks.task import Ask, Outcome, Task, check_params, check_split
 
@@ -75,6 +76,11 @@ class Story(Task):
         return ("learner", "coauthor") if self.form == "model" else ("learner",)
 
     @property
+    def contests(self) -> tuple[str, ...]:
+        """Texts that a judge can compare the learner's with."""
+        return REFERENCE, PARTNER
+
+    @property
     def _partners(self) -> Partners:
         return Partners(tuple(self.partners), self.schedule, tuple(self.switch_at))
 
@@ -117,22 +123,35 @@ class _Episode:
                 texts = [text for _, text in self.story]
                 self.story.append((CO_AUTHOR, write(self.brief, texts, self.rng)))
         measured = score(self.brief, self.story)
-        self._reward(measured["score"])
+        ruling = await ruled(self.ask, measured["score"], 1 - measured["score"], self._contest)
+        self._reward(ruling)
         metrics = {
             **measured,
+            **ruling.metrics,
             "invalid": self.invalid / self.task.turns,
             f"success_vs_{self.partner}": measured["score"],
         }
         complete = all(measured[name] == 1 for name in ("words", "characters", "ending"))
         return Outcome(measured["score"], {**metrics, "complete": float(complete)}, "complete" if complete else "turns")
 
-    def _reward(self, value: float) -> None:
+    def _reward(self, ruling: Ruling) -> None:
         if self.task.goal == "cooperative":
-            self.last[LEARNER].reward(team=value)
+            self.last[LEARNER].reward(team=ruling.own)
             return
-        self.last[LEARNER].reward(agent=value)
+        self.last[LEARNER].reward(agent=ruling.own)
         if CO_AUTHOR in self.last:
-            self.last[CO_AUTHOR].reward(agent=1 - value)
+            self.last[CO_AUTHOR].reward(agent=ruling.other)
+
+    def _contest(self, against: str) -> Contest:
+        """Compare the story with a reference, or the sentences of the authors."""
+        prompt, own = f"{self._brief()}\n\n{self.story[0][1]}", score(self.brief, self.story)["score"]
+        if against == REFERENCE:
+            story = [(LEARNER, text) for text in reference_story(self.brief, 2 * self.task.turns - 1)]
+            written, other = [text for _, text in self.story[1:]], [text for _, text in story[1:]]
+        else:
+            story = [(CO_AUTHOR - seat if seat >= 0 else seat, text) for seat, text in self.story]
+            written, other = ([text for who, text in self.story if who == seat] for seat in (LEARNER, CO_AUTHOR))
+        return Contest(prompt, "\n".join(written), "\n".join(other), (own, score(self.brief, story)["score"]))
 
     async def _write(self, seat: int, left: int) -> None:
         """Ask a model for its next sentence and add it to the story."""

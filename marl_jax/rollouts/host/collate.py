@@ -17,6 +17,9 @@ which the episode number is the member. The learner separates seats.
 
 The stop token of a completion is in `targets` but not in `tokens`. It is predicted by the hidden state of the token
 before it.
+
+Completions of remote models have rewards and turns like others, but their tokens are replaced: each is an empty one
+after a context of one token, with loss weight 0.
 """
 
 from __future__ import annotations
@@ -55,6 +58,24 @@ class _Answer:
     def sampled(self):
         return self.said.answers[self.k]
 
+    @property
+    def remote(self) -> bool:
+        return self.said.speaker.remote
+
+    @property
+    def start(self) -> int:
+        """Number of tokens of the row before the completion."""
+        return 1 if self.remote else self.said.start
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of the completion in the row."""
+        return 1 if self.remote else len(self.sampled.tokens)
+
+    @property
+    def truncated(self) -> bool:
+        return not self.remote and self.sampled.finish == "length"
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -64,6 +85,7 @@ class Row:
         chat: Chat that the row is taken from.
         policy: Policy that sampled the completions.
         answers: Completions of the row.
+        prompt_len: Number of tokens before the first completion of the chat.
         tokens: int32 [t]. See `Samples`.
         positions: int32 [t]. See `Samples`.
         branch: int32 [t]. See `Samples`.
@@ -76,6 +98,7 @@ class Row:
     chat: TokenChat
     policy: int
     answers: list[_Answer]
+    prompt_len: int
     tokens: np.ndarray
     positions: np.ndarray
     branch: np.ndarray
@@ -100,7 +123,18 @@ def pack(episode: Episode) -> None:
                 _Answer(said, k, k != said.kept, group, k if several else job.sample, _time(said, chat, c))
                 for k in range(len(said.answers))
             )
-        episode.rows += [_row(chat, policy, own_answers) for (policy, _), own_answers in sorted(answers.items())]
+        for (policy, _), own in sorted(answers.items()):
+            episode.rows.append(_remote_row(chat, policy, own) if own[0].remote else _row(chat, policy, own))
+
+
+def _remote_row(chat: TokenChat, policy: int, answers: list[_Answer]) -> Row:
+    """Return a row of empty completions in place of those of a remote model."""
+    one, each = np.zeros((1,), np.int32), np.zeros((len(answers),), np.int32)
+    numbers = np.arange(len(answers), dtype=np.int32)
+    return Row(
+        chat, policy, answers, 1, tokens=one, positions=one, branch=one - 1, completion_of=numbers, logits_index=each,
+        targets=each, logps=each.astype(np.float32),
+    )  # fmt: skip
 
 
 def _row(chat: TokenChat, policy: int, answers: list[_Answer]) -> Row:
@@ -121,6 +155,7 @@ def _row(chat: TokenChat, policy: int, answers: list[_Answer]) -> Row:
         chat,
         policy,
         answers,
+        chat.prompt_len,
         tokens=_joined(tokens, np.int32),
         positions=_joined(positions, np.int32),
         branch=_joined(branch, np.int32),
@@ -200,9 +235,9 @@ def collate(
     all_of = [(n, s, e, row, answer) for n, (e, row) in enumerate(rows) for s, answer in enumerate(row.answers)]
     at = np.asarray([n for n, *_ in all_of], np.intp), np.asarray([s for _, s, *_ in all_of], np.intp)
     per_answer = {
-        "completion_lengths": (np.int32, [len(a.sampled.tokens) for *_, a in all_of]),
-        "truncated": (bool, [a.sampled.finish == "length" for *_, a in all_of]),
-        "context_len": (np.int32, [a.said.start for *_, a in all_of]),
+        "completion_lengths": (np.int32, [a.length for *_, a in all_of]),
+        "truncated": (bool, [a.truncated for *_, a in all_of]),
+        "context_len": (np.int32, [a.start for *_, a in all_of]),
         "seat": (np.int32, [row.chat.seat for *_, row, _ in all_of]),
         "turn": (np.int32, [a.said.turn for *_, a in all_of]),
         "episode": (np.int32, [number * len(episodes) + e for _, _, e, *_ in all_of]),
@@ -220,7 +255,7 @@ def collate(
     rewards = np.repeat(team[..., None], n_seats, axis=-1)
     rewards[*at, per_answer["seat"][at]] += np.asarray(own, np.float32)
     whole = {"lengths": (0, [len(row.tokens) for _, row in rows]), "policy": (-1, [row.policy for _, row in rows]),
-             "prompt_len": (0, [row.chat.prompt_len for _, row in rows])}  # fmt: skip
+             "prompt_len": (0, [row.prompt_len for _, row in rows])}  # fmt: skip
     per_row = {name: np.full((N,), padding, np.int32) for name, (padding, _) in whole.items()}
     for name, (_, values) in whole.items():
         per_row[name][: len(rows)] = values

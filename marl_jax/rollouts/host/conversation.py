@@ -27,6 +27,9 @@ from models.tokenizers import Tokenizer
 OPTIONS = ("max_new_tokens", "stop_strings")
 """Sampling options that a task may change. The others belong to the policy, because the learner needs them."""
 
+REPLY = "reply "
+"""Start of the journal keys of completions by remote models."""
+
 OPENINGS = 4096
 """Number of chat openings whose ids are cached."""
 
@@ -35,6 +38,12 @@ class AnswerLost(EpisodeError):
     """An error for a completion that cannot be used: not finite, or aborted."""
 
     reason = "answer_lost"
+
+
+class RemoteLost(EpisodeError):
+    """A remote model returned no completion, so the episode fails."""
+
+    reason = "remote_failed"
 
 
 class SamplerError(RunError):
@@ -68,6 +77,7 @@ class Speaker:
         backbone: Name of the model whose weights the sampler uses.
         number: Number of the policy in `Samples`; -1 if it does not learn.
         options: Options of the chat template, such as enable_thinking.
+        remote: Whether completions come from outside the run. They are journaled, and not given to the learner.
     """
 
     sampler: Sampler
@@ -78,6 +88,7 @@ class Speaker:
     backbone: str = "policy"
     number: int = 0
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    remote: bool = False
 
     @functools.cached_property
     def parts(self) -> templates.ChatParts:
@@ -160,7 +171,9 @@ class TokenChat(Chat):
         ids = self.tokens + (speaker.continuation(text) if self.tokens else speaker.opening(self.system, text))
         request = self._request(speaker, len(ids), sampling)
         try:
-            answers = await speaker.sampler.answer(ids, request, policy=speaker.policy, n=n)
+            sampled = speaker.sampler.answer(ids, request, policy=speaker.policy, n=n)
+            name = f"{REPLY}{self.seat}.{'.'.join(map(str, self.path))}.{self.turn}"
+            answers = await (self._ask.remote_answers(name, sampled) if speaker.remote else sampled)
         except (EpisodeError, RunError, ValueError):
             raise
         except Exception as error:  # the sampler cannot serve any episode from now on

@@ -17,13 +17,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from envs.tasks.judges import Referee
 from envs.tasks.replies import CallFailed, CallTimeout, EpisodeError, TaskError
 from envs.tasks.task import Outcome, Session, Task
 from envs.tasks.workers import Workers
 from marl_jax.errors import RunError
-from marl_jax.rollouts.host.conversation import Speaker, TokenChat, derive_seed
+from marl_jax.rollouts.host.conversation import RemoteLost, Speaker, TokenChat, derive_seed
 from marl_jax.rollouts.host.journal import Journal
 from marl_jax.rollouts.host.watchdog import Blocked, Watchdog
+from marl_jax.sampling.conversation import Completion
 
 log = logging.getLogger(__name__)
 LOGGED_FAILURES = 3  # failed episodes per rollout whose errors are logged; all are counted
@@ -89,7 +93,7 @@ class EpisodeAsk:
     def __init__(self, runner: EpisodeRunner, job: Job, journal: Journal):
         self._runner, self._job, self._journal = runner, job, journal
         self.chats: list[TokenChat] = []
-        self.candidates, self.step = runner.candidates, job.step
+        self.candidates, self.step, self.judge = runner.candidates, job.step, runner.judge
         self._opened: Counter[int] = Counter()
         self._calls: Counter[str] = Counter()
         self._running: set[str] = set()
@@ -117,6 +121,17 @@ class EpisodeAsk:
         if not inspect.isawaitable(call):
             raise TaskError(f"record({name!r}, {call!r}): the call must be awaitable")
         return await self._record(name, call, functools.partial(_plain_entry, limit=limit))
+
+    async def remote_answers(self, name: str, call) -> list[Completion]:
+        """Await completions of a remote model; a replay reads them from the journal."""
+        result = await self._record(name, call, _remote_entry)
+        if "failed" in result:
+            raise RemoteLost(result["failed"])
+        answers = []
+        for tokens, finish in result["answers"]:
+            zeros = np.zeros((len(tokens),), np.float32)
+            answers.append(Completion(np.asarray(tokens, np.int32), zeros, finish, zeros.astype(np.int32)))
+        return answers
 
     async def _record(self, name: str, call, make_entry: Callable) -> Any:
         """Return the result of a call from its journal entry.
@@ -200,6 +215,14 @@ async def _plain_entry(name: str, call, limit: float | None) -> dict:
     return await _entry(name, plain())
 
 
+async def _remote_entry(name: str, call) -> dict:
+    """Return the journal entry of a request to a remote model."""
+    try:
+        return {"result": {"answers": [[one.tokens.tolist(), one.finish] for one in await call]}}
+    except RemoteLost as error:
+        return {"result": {"failed": str(error)}}
+
+
 async def _entry(name: str, call) -> dict:
     """Return the journal entry of a call, whose result must be a JSON value."""
     try:
@@ -229,6 +252,7 @@ class EpisodeRunner:
         concurrency: Maximum number of concurrent episodes.
         workers: Number of processes for verifiers; None uses one per CPU, from 2 to 16.
         server: Serves the roles to tasks whose episodes are other programs.
+        judge: Judge that rewards the episodes, if any.
     """
 
     def __init__(
@@ -245,7 +269,9 @@ class EpisodeRunner:
         concurrency: int = 4096,
         workers: int | None = None,
         server: Server | None = None,
+        judge: Referee | None = None,
     ):
+        self.judge = judge
         self.task, self.speakers, self.seating, self.seed = task, tuple(speakers), seating, seed
         self.candidates, self.time_limit, self.concurrency = candidates, time_limit, concurrency
         self.compile_seconds, self.block_limit = compile_seconds, block_limit

@@ -20,10 +20,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from envs.tasks.data import order
-from marl_jax.errors import RunError
+from marl_jax.errors import RunError, RunStopped
 from marl_jax.rollouts.host import journal as journals
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.collate import collate, pack, sizes_for
+from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import Episode, EpisodeRunner, Job
 from marl_jax.rollouts.host.journal import Journal
 from marl_jax.rollouts.host.refill import informative_examples
@@ -89,6 +90,7 @@ class HostRollout:
         place: Puts the samples of this process on the mesh, among those of all processes; by default they stay NumPy
             arrays.
         row_multiple: Divisor of N.
+        remote_totals: Returns totals of the requests to remote models so far.
     """
 
     runner: EpisodeRunner
@@ -105,6 +107,7 @@ class HostRollout:
     publish: Callable[[Mapping[str, Any], int], None] | None = None
     place: Callable[[Samples], Samples] = lambda samples: samples
     row_multiple: int = 1
+    remote_totals: Callable[[], Mapping[str, float]] = dict
 
     jitted: ClassVar[bool] = False
 
@@ -142,9 +145,9 @@ class HostRollout:
         number = self.process[0]
         header = {"seed": int(state["seed"]), "step": step, "jobs": [jobs[0].id, jobs[-1].id], "process": number}
         journal = Journal(journals.path_of(self.journal, step, number), header)
-        before = self._sampler_seconds()
+        before, requested = self._sampler_seconds(), self.remote_totals()
         try:
-            first = self.runner.play(jobs, journal, ended=pack)
+            first = self._play(jobs, journal)
             self._check_candidates(first)
             totals = episode_metrics.totals(first, self.runner.task.roles)
             episodes, rollouts = first, 1
@@ -158,10 +161,11 @@ class HostRollout:
             episodes, sizes, n_seats=len(self.runner.task.roles), reward_levels=self.reward_levels,
             time_order=self.time_order, process=self.process,
         )  # fmt: skip
-        samples = samples.replace(longest=max(speaker.sampling.max_new_tokens for speaker in self.runner.speakers))
+        samples = samples.replace(longest=max(speaker.sampling.max_new_tokens for speaker in self._local))
         spent = {f"seconds/{name}": [now - then, 1] for (name, now), then in
                  zip(self._sampler_seconds().items(), before.values(), strict=True)}  # fmt: skip
         totals |= spent
+        totals |= {f"remote/{name}": [now - requested[name], 0] for name, now in self.remote_totals().items()}
         metrics = episode_metrics.means(episode_metrics.merge(self.gather(totals))) | self.schedule.metrics(step)
         self._failed = 0 if metrics["episodes/finished"] else self._failed + 1
         if self._failed == FAILED_STEPS:
@@ -193,7 +197,7 @@ class HostRollout:
             if not any(lacks) or not any(finishes):
                 break
             jobs = self.jobs(state, rollouts) if lacking else []
-            last = self.runner.play(jobs, journal, ended=pack)
+            last = self._play(jobs, journal)
             rollouts += 1
             tokens += episode_metrics.totals(last, self.runner.task.roles)["tokens"][0]
             others = self._by_example(last)
@@ -251,6 +255,22 @@ class HostRollout:
         epoch, index = divmod(position, len(self.examples))
         return order(seed, epoch, index, len(self.examples))
 
+    @property
+    def _local(self) -> list[Speaker]:
+        """Speakers whose completions the learner gets."""
+        return [speaker for speaker in self.runner.speakers if not speaker.remote]
+
+    def _play(self, jobs: Sequence[Job], journal: Journal) -> list[Episode]:
+        """Play episodes; a reason to stop in one process stops all of them."""
+        reason = ""
+        try:
+            episodes = self.runner.play(jobs, journal, ended=pack)
+        except RunStopped as error:
+            episodes, reason = [], str(error)
+        for stopped in filter(None, self.gather(reason)):
+            raise RunStopped(stopped)
+        return episodes
+
     def _sampler_seconds(self) -> dict[str, float]:
         """Return the seconds that samplers, and their devices, have worked so far."""
         samplers = {id(speaker.sampler): speaker.sampler for speaker in self.runner.speakers}.values()
@@ -264,8 +284,8 @@ class HostRollout:
             row_multiple=self.row_multiple,
         )  # fmt: skip
         needed = functools.reduce(Sizes.max, (Sizes(*sizes) for sizes in self.gather(dataclasses.astuple(own))))
-        longest = None if needed.branches else max(speaker.max_length for speaker in self.runner.speakers)
-        said = needed.answers * max(speaker.sampling.max_new_tokens for speaker in self.runner.speakers)
+        longest = None if needed.branches else max(speaker.max_length for speaker in self._local)
+        said = needed.answers * max(speaker.sampling.max_new_tokens for speaker in self._local)
         return choose(needed, _in_use(state), longest, said)
 
     def _advance(self, state: State, sizes: Sizes, rollouts: int = 1) -> State:

@@ -10,6 +10,7 @@ from envs.tasks.code.rows import make_row
 from envs.tasks.debugging import planting, task
 from envs.tasks.debugging.mutations import KINDS, mutants
 from envs.tasks.debugging.task import Debugging, NoBug
+from envs.tasks.judges import Referee
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
 from envs.tasks.scripted import play
 from tests.conftest import shared_data
@@ -192,3 +193,15 @@ def test_published_bugs_break_a_test_and_published_solutions_repair_them(monkeyp
 def test_an_unknown_kind_of_bug_is_rejected():
     with pytest.raises(ValueError, match="partners contains 'typos', but must contain only: operators"):
         Debugging(partners=("typos",))
+
+
+@pytest.mark.parametrize("against", ["reference", "partner"])
+def test_a_judge_compares_the_repair_with_the_solution_or_the_bug(against):
+    buggy = SOLUTION.replace(">", "<")
+    made, repair = Debugging(form="model", turns=1, **KWARGS), SOLUTION + "  # b is larger"
+    rule = Referee(None, against=against, rule_weight=2.0)
+    answer = lambda seat, messages, k: code(buggy if seat else repair)  # noqa: E731
+    outcome, ask = play(made, ROW, answer, judge=rule)
+    p = 0.5 if against == "reference" else 1.0
+    assert outcome.success and outcome.metrics["judge_p"] == p
+    assert sorted(rewards(ask)) == [(0, 0, 2 + p, 0), (1, 0, 1 - p, 0)]

@@ -32,8 +32,10 @@ from marl_jax.schema import validate
 from marl_jax.serving import remote as remotes
 from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.http.keys import Keys
-from marl_jax.serving.remote import RemoteError, RemoteModel, messages_of, remote_speaker
+from marl_jax.serving.remote import RemoteError, RemoteModel
 from marl_jax.serving.remote_bot import RemoteBot, remote_failures
+from marl_jax.serving.remote_models import RemoteModels, RemoteSettings
+from marl_jax.serving.remote_speaker import messages_of, remote_speaker
 from models.chat import chat_parts
 from tests.marl_jax import tiny_run, tiny_task
 from tests.marl_jax.tiny_serving import Parrot, endpoint
@@ -123,7 +125,7 @@ def test_a_remote_model_answers_for_all_roles_of_a_task(tmp_path):
 
 
 def test_messages_are_found_again_in_a_chat():
-    speaker = remote_speaker("http://127.0.0.1:1/v1#m", Sampling())
+    speaker = remote_speaker("http://127.0.0.1:1/v1#m", Sampling(), RemoteModels(RemoteSettings()))
     assert isinstance(speaker, Speaker)
     parts = chat_parts(speaker.tokenizer)
     for system in (None, "", "S €\n"):
@@ -205,7 +207,14 @@ def test_hostile_answers_are_errors_of_the_remote_model(answer):
 
 
 def test_what_a_remote_model_cannot_do_is_said(game, monkeypatch):
-    for wrong in ("http://", "http://host/v1", "ftp://host/v1#m", "runs/mine", "http://h:99999/v1#m"):
+    for wrong in (
+        "http://",
+        "http://host/v1",
+        "ftp://host/v1#m",
+        "runs/mine",
+        "http://h:99999/v1#m",
+        "http://me:secret@host/v1#m",
+    ):
         with pytest.raises(RemoteError, match="must be http"):
             RemoteModel.parse(wrong)
     down = dataclasses.replace(RemoteModel.parse("http://127.0.0.1:9/v1#m"), deadline=0.3)
@@ -226,10 +235,9 @@ def test_what_a_remote_model_cannot_do_is_said(game, monkeypatch):
         assert len(answers) == 4
 
     async def lost():
-        sampler = remote_speaker("http://127.0.0.1:9/v1#m", Sampling()).sampler
-        object.__setattr__(sampler.remote, "deadline", 0.1)
-        ids = remote_speaker("http://127.0.0.1:9/v1#m", Sampling()).opening(None, "x")
-        await sampler.answer(ids, Sampling())
+        models = RemoteModels(RemoteSettings(deadline=0.1))
+        speaker = remote_speaker("http://127.0.0.1:9/v1#m", Sampling(), models)
+        await speaker.sampler.answer(speaker.opening(None, "x"), Sampling())
 
     with pytest.raises(EpisodeError):
         asyncio.run(lost())
