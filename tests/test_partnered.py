@@ -3,11 +3,11 @@
 import pytest
 
 from configs import partnered
-from experiments import debugging, negotiation, story
+from experiments import debugging, negotiation, retrieval, story
 from experiments.tables import partners
 from marl_jax.schema import validate
 
-COMPLETIONS = {negotiation: (1, 3), debugging: (2, 2), story: (4, 4)}
+COMPLETIONS = {negotiation: (1, 3), debugging: (2, 2), story: (4, 4), retrieval: (2, 2)}
 """Completions of the learner in an episode of the form `single`, and of the others."""
 
 
@@ -27,7 +27,7 @@ def test_every_form_is_valid_and_has_the_same_budget(experiment, model):
 
 RUNS = [
     (negotiation, "multi_switch"), (negotiation, "multi_learning"), (debugging, "multi_learning"),
-    (story, "multi_switch"),
+    (story, "multi_switch"), (retrieval, "multi_learning"), (retrieval, "multi_switch"),
 ]  # fmt: skip
 
 
