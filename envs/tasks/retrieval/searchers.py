@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a searcher works on.
+    """The request that a searcher works on.
 
     Attributes:
         text: The question, or words that the writer searches for.
@@ -58,7 +58,7 @@ def _lazy(request: Request) -> tuple[list[Row], str]:
 
 
 def _distracting(request: Request) -> tuple[list[Row], str]:
-    """Hide the best passage among passages for other questions."""
+    """Hide the best passage among those of other questions."""
     others = _others(request)
     shown = request.search(request.text)[:1]
     for row in request.rng.sample(others, min(2, len(others))):
@@ -68,7 +68,7 @@ def _distracting(request: Request) -> tuple[list[Row], str]:
 
 
 def _misleading(request: Request) -> tuple[list[Row], str]:
-    """Bring the best passages with a wrong answer: that of another question of the same kind."""
+    """Bring the best passages with a wrong answer, that of a similar question."""
     shown, golds = request.search(request.text), request.row["answers"]
     wrong = [row["answers"][0] for row in _others(request) if not exact(row["answers"][0], golds)]
     return shown, f"I am certain that the answer is {request.rng.choice(wrong)}." if wrong else ""

@@ -148,8 +148,8 @@ class _Episode:
         if self.task.form == "model":
             rows, note = await self._model(request)
         else:
-            asked = Request(request, self.row, self.collection, self.task.k, self.rng)
-            rows, note = SEARCHERS[self.partner].bring(asked)
+            wanted = Request(request, self.row, self.collection, self.task.k, self.rng)
+            rows, note = SEARCHERS[self.partner].bring(wanted)
         lines = []
         for row in rows:
             passage = f"{row['title']}: {row['text'][: self.task.passage_limit]}"
