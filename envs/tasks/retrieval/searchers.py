@@ -75,7 +75,7 @@ def _misleading(request: Request) -> tuple[list[Row], str]:
 
 
 def _others(request: Request) -> Sequence[Row]:
-    """Return train questions other than this one, those with the same first word if there are any."""
+    """Return other train questions, preferably with the same first word."""
     rows = [row for row in request.collection.splits["train"] if row["id"] != request.row["id"]]
     same = [row for row in rows if row["question"].split()[:1] == request.row["question"].split()[:1]]
     return same or rows
