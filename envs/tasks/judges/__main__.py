@@ -37,6 +37,7 @@ from envs.tasks.judges.kinds import ChatClient, LanguageJudge
 from envs.tasks.judges.report import Comparison, preferences, report
 from envs.tasks.scorer_client import ScorerError
 
+_SOURCE = re.compile(r"(?:([\w.-]+)=)?(.*)", re.DOTALL)
 _SPECIAL = re.compile(r"<\|[^|<>]*\|>")
 
 
@@ -77,7 +78,7 @@ def read_rows(sources: str) -> list[Mapping[str, Any]]:
     rows: list[Mapping[str, Any]] = []
     examples: dict[str, dict[str, Any]] = {}
     for source in sources.split(","):
-        author, _, path = source.rpartition("=")
+        author, path = _SOURCE.fullmatch(source).groups("")
         data = from_jsonl(path)
         for row in (data[i] for i in range(len(data))):
             if "turns" not in row:
@@ -112,22 +113,34 @@ async def compare_all(
     Returns:
         Pairs as lines of a file, and all comparisons.
     """
+    wanted: list[tuple[Mapping[str, Any], str, Candidate, Candidate]] = []
+    for row in rows:
+        if (question := candidates(row)) is not None:
+            prompt, answers = question
+            differing = itertools.islice(_differing(answers, judge is None), per_prompt)
+            wanted += [(row, prompt, a, b) for a, b in differing]
+    truths = [_truth(a, b) for _, _, a, b in wanted]
+    if judge is None:
+        verdicts = [Verdict(truth or 0.0) for truth in truths]
+    else:  # concurrently; the client limits its connections
+        verdicts = await asyncio.gather(
+            *(judge.compare(prompt, a.text, b.text, criterion) for _, prompt, a, b in wanted)
+        )
     pairs: list[dict[str, Any]] = []
     comparisons: list[Comparison] = []
-    for row in rows:
-        if (question := candidates(row)) is None:
-            continue
-        prompt, answers = question
-        for a, b in itertools.islice(_differing(answers, judge is None), per_prompt):
-            truth = (
-                None if a.score is None or b.score is None else 0.5 + 0.5 * ((a.score > b.score) - (a.score < b.score))
-            )
-            verdict = await judge.compare(prompt, a.text, b.text, criterion) if judge else Verdict(truth or 0.0)
-            comparisons.append(Comparison(a.text, b.text, verdict, truth, a.author, b.author, row.get("id", "")))
-            if verdict.p != 0.5:
-                chosen, rejected = (a, b) if verdict.p > 0.5 else (b, a)
-                pairs.append({"prompt": row.get("messages", prompt), "chosen": chosen.text, "rejected": rejected.text})
+    for (row, prompt, a, b), verdict, truth in zip(wanted, verdicts, truths, strict=True):
+        comparisons.append(Comparison(a.text, b.text, verdict, truth, a.author, b.author, row.get("id", "")))
+        if verdict.p != 0.5:
+            chosen, rejected = (a, b) if verdict.p > 0.5 else (b, a)
+            pairs.append({"prompt": row.get("messages", prompt), "chosen": chosen.text, "rejected": rejected.text})
     return pairs, comparisons
+
+
+def _truth(a: Candidate, b: Candidate) -> float | None:
+    """Return the probability that the first completion is better according to the rule."""
+    if a.score is None or b.score is None:
+        return None
+    return 0.5 + 0.5 * ((a.score > b.score) - (a.score < b.score))
 
 
 def _differing(answers: Sequence[Candidate], by_labels: bool):
@@ -153,16 +166,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--per_prompt", type=int, default=4, help="maximum number of pairs per prompt")
     parser.add_argument("--author", default="", help="name of the judge among the authors, for its self-preference")
     parser.add_argument("--report", default="", help="JSON file to write with the report and all preferences")
+    parser.add_argument("--max_tokens", type=int, default=64, help="maximum number of tokens of a judge's reply")
+    parser.add_argument("--deadline", type=float, default=60.0, help="time limit of a request to the judge in seconds")
     parser.add_argument("--cache", default="", help="file of known answers; by default next to the pairs")
     given = parser.parse_args(argv)
     path, judge = Path(given.pairs), None
     try:
         if given.judge:
             cache = VerdictCache(given.cache or path.with_suffix(".verdicts.jsonl"))
-            judge = LanguageJudge(ChatClient.parse(given.judge), name=given.judge, cache=cache)
+            client = ChatClient.parse(given.judge, max_tokens=given.max_tokens, deadline=given.deadline)
+            judge = LanguageJudge(client, name=given.judge, cache=cache)
         rows = read_rows(given.completions)
         pairs, comparisons = asyncio.run(compare_all(judge, rows, given.criterion, given.per_prompt))
-    except (DataError, ScorerError) as error:
+    except (ScorerError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     path.write_text("".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs), encoding="utf-8")
