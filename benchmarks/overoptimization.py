@@ -198,7 +198,7 @@ def page(session: Session) -> Page | None:
             scores = [(one["kl"], 1 / (1 + math.exp(-one["task/reward_proxy"]))) for one in updates]
             gold = smooth(sorted((one["kl"], one["task/reward_gold"]) for one in updates), WINDOW)
             for title, points in zip(panels, (gold, smooth(sorted(scores), WINDOW)), strict=True):
-                panels[title].append(Curve(ROWS[row], *zip(*points, strict=True)))
+                panels[title].append(Curve(ROWS[row], [round(x, 2) for x, _ in points], [y for _, y in points]))
             result = {
                 "row": ROWS[row], "seed": seed, "updates": len(updates), **best._asdict(),
                 "first_gold": gold[0][1], "proxy_first": smooth(sorted(scores), WINDOW)[0][1],
