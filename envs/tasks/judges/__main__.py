@@ -78,7 +78,7 @@ def read_rows(sources: str) -> list[Mapping[str, Any]]:
     rows: list[Mapping[str, Any]] = []
     examples: dict[str, dict[str, Any]] = {}
     for source in sources.split(","):
-        author, path = _SOURCE.fullmatch(source).groups("")
+        author, path = _SOURCE.findall(source)[0]
         data = from_jsonl(path)
         for row in (data[i] for i in range(len(data))):
             if "turns" not in row:
