@@ -130,7 +130,7 @@ async def compare_all(
     comparisons: list[Comparison] = []
     for (row, prompt, a, b), verdict, truth in zip(wanted, verdicts, truths, strict=True):
         comparisons.append(Comparison(a.text, b.text, verdict, truth, a.author, b.author, row.get("id", "")))
-        if verdict.p != 0.5:
+        if verdict.p != 0.5 and a.text.strip() and b.text.strip():
             chosen, rejected = (a, b) if verdict.p > 0.5 else (b, a)
             pairs.append({"prompt": row.get("messages", prompt), "chosen": chosen.text, "rejected": rejected.text})
     return pairs, comparisons
@@ -144,12 +144,12 @@ def _truth(a: Candidate, b: Candidate) -> float | None:
 
 
 def _differing(answers: Sequence[Candidate], by_labels: bool):
-    """Yield pairs of non-empty completions.
+    """Yield pairs of completions with different authors, and with different scores if these decide.
 
-    They have different authors if there are several, and different scores if these decide.
+    With one author, empty completions are left out. With several, an empty completion loses against any other.
     """
     several = len({one.author for one in answers}) > 1
-    for a, b in itertools.combinations([one for one in answers if one.text.strip()], 2):
+    for a, b in itertools.combinations([one for one in answers if several or one.text.strip()], 2):
         if several and a.author == b.author:
             continue
         if not by_labels or (a.score is not None and b.score is not None and a.score != b.score):

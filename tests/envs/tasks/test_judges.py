@@ -341,6 +341,12 @@ def test_episodes_of_two_runs_are_compared_by_author(tmp_path, capsys):
     assert json.loads((tmp_path / "report.json").read_text())["preferences"]["other"] == {"1": 1.0}
 
 
+def test_an_author_loses_with_an_empty_completion_which_is_not_a_pair_to_learn_from():
+    rows = [{"prompt": "Q", "completions": ["", "fine"], "authors": ["x", "y"], "id": "1"}]
+    pairs, comparisons = asyncio.run(compare_all(LanguageJudge(by_text("fine")), rows, "correctness", 4))
+    assert pairs == [] and preferences(comparisons) == {"x": {"1": 0.0}, "y": {"1": 1.0}}
+
+
 def test_scores_and_authors_must_be_as_many_as_completions():
     rows = [{"prompt": "Q", "completions": ["a", "b", "c"], "authors": ["x", "y", "x"], "scores": [1, 0, 0]}]
     _, comparisons = asyncio.run(compare_all(None, rows, "correctness", 9))

@@ -62,7 +62,6 @@ def test_citation_measures_equal_values_computed_by_hand():
 # --------------------------------------------------------------------------------------------------------- searchers
 
 
-@pytest.mark.quick
 def test_searchers_do_what_they_are_for():
     """Mean over the test questions; no searcher ever brings a passage that is not in the collection."""
     collection = sources.load("sample")
