@@ -3,22 +3,21 @@
 import pytest
 
 from configs import partnered
-from experiments import debugging, negotiation, story
-from experiments.tables import partners
+from experiments import debugging, negotiation, retrieval, story
+from experiments.tables import partners, preference
 from marl_jax.schema import validate
 
-COMPLETIONS = {negotiation: (1, 3), debugging: (2, 2), story: (4, 4)}
-"""Completions of the learner in an episode of the form `single`, and of the others."""
+EXPERIMENTS = (negotiation, debugging, story, retrieval)
 
 
 @pytest.mark.parametrize("model", ["", "+qwen2.5-coder-0.5b"])
-@pytest.mark.parametrize("experiment", COMPLETIONS, ids=lambda module: module.__name__)
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda module: module.__name__)
 def test_every_form_is_valid_and_has_the_same_budget(experiment, model):
-    room = set()
+    room, completions = set(), preference.COMPLETIONS[experiment.__name__.rpartition(".")[2]]
     for form in partnered.FORMS:
         config = experiment.get_config(form + model)
         validate.check(config)
-        room.add(config.task.n_episodes * COMPLETIONS[experiment][form != "single"])
+        room.add(config.task.n_episodes * completions[form != "single"])
     assert room == {partnered.ROOM if model else partnered.SMALL_ROOM}
     assert set(experiment.get_config("multi_learning" + model).policies) == set(experiment.SEATS)
     with pytest.raises(ValueError, match="form is 'duo', but must be one of: prompt, single, multi_fixed"):
@@ -27,7 +26,7 @@ def test_every_form_is_valid_and_has_the_same_budget(experiment, model):
 
 RUNS = [
     (negotiation, "multi_switch"), (negotiation, "multi_learning"), (debugging, "multi_learning"),
-    (story, "multi_switch"),
+    (story, "multi_switch"), (retrieval, "multi_learning"), (retrieval, "multi_switch"),
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from configs import defaults
-from experiments.tables import reasoning, runner
+from experiments.tables import preference, reasoning, runner
 from marl_jax.schema import flags, run_fields
 from marl_jax.schema.validate import fields
 
@@ -179,3 +179,22 @@ def test_the_reasoning_table_on_a_gpu_can_be_stopped(tmp_path):
         "humaneval",
         "humaneval_samples",
     ]
+
+
+def test_the_preference_table_on_a_gpu_runs_in_parts(tmp_path):
+    fake = tmp_path / "python"
+    listen = f'exec {sys.executable} -c "{LISTEN}"'
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/commands\ncase "$*" in *--mode=serve*) {listen};; esac\n')
+    fake.chmod(0o755)
+    files = {"OUT": f"{tmp_path}/out", "QWEN_05B": "half.gguf", "QWEN_15B": "one.gguf", "PORT": str(free_port())}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "ROWS": "prompt single", **files}
+    command = [ROOT / "scripts" / "gpu_preference.sh"]
+    done = subprocess.run([*command, "story", "judge"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    story, server, judged = (tmp_path / "commands").read_text().splitlines()
+    assert "--only=story/prompt,story/single" in story and "--config.model.weights=half.gguf" in story
+    assert "judge=one.gguf" in server and f"--judge=http://127.0.0.1:{files['PORT']}/v1#judge" in judged
+    session = runner.Session(preference.TABLE, judged.split()[2:])
+    assert session.flags.collect and len(session.wanted) == 8 and session.flags.seeds == 3
+    done = subprocess.run([*command, "nobody"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "unknown name nobody" in done.stderr

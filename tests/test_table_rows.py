@@ -17,6 +17,7 @@ from experiments.tables import (
     debate,
     planning,
     poker,
+    preference,
     reasoning,
     runner,
     teams,
@@ -50,7 +51,7 @@ def config_of(run):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     "module",
-    [planning, reasoning, debate, teams, verifier, verified, poker, cooperative],
+    [planning, reasoning, debate, teams, preference, verifier, verified, poker, cooperative],
     ids=lambda module: module.TABLE.name,
 )
 def test_every_row_of_every_table_can_run(tmp_path, monkeypatch, module, model):

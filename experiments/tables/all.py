@@ -23,14 +23,25 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.tables import cooperative, debate, planning, poker, reasoning, runner, teams, verified, verifier
+from experiments.tables import (
+    cooperative,
+    debate,
+    planning,
+    poker,
+    preference,
+    reasoning,
+    runner,
+    teams,
+    verified,
+    verifier,
+)  # fmt: skip
 from experiments.tables.runner import Session
 
 VERSION = 1
 HEAD = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>All tables</title>
 <style>body{font-family:sans-serif;margin:2em} table{border-collapse:collapse}
 td,th{border:1px solid #ccc;padding:.3em .6em}</style>"""
-MODULES = (planning, reasoning, debate, teams, verifier, verified, poker, cooperative)
+MODULES = (planning, reasoning, debate, teams, preference, verifier, verified, poker, cooperative)
 TABLES = {module.TABLE.name: module.TABLE for module in MODULES}
 
 

@@ -19,6 +19,7 @@ class Comparison:
         truth: Probability that the first text is better according to the rule; None without a rule.
         first_author: Model that wrote the first text, or "".
         second_author: Model that wrote the second text, or "".
+        example: Name of the example, or "".
     """
 
     first: str
@@ -27,6 +28,7 @@ class Comparison:
     truth: float | None = None
     first_author: str = ""
     second_author: str = ""
+    example: str = ""
 
 
 def report(comparisons: Sequence[Comparison], author: str = "") -> dict[str, float]:
@@ -66,6 +68,19 @@ def report(comparisons: Sequence[Comparison], author: str = "") -> dict[str, flo
         else None,
     }
     return {name: value for name, value in measures.items() if value is not None}
+
+
+def preferences(comparisons: Iterable[Comparison]) -> dict[str, dict[str, float]]:
+    """Return the mean probability that an author's text is preferred, by author and example."""
+    shares: dict[str, dict[str, list[float]]] = {}
+    for one in comparisons:
+        if one.first_author != one.second_author:
+            for author, p in ((one.first_author, one.verdict.p), (one.second_author, 1.0 - one.verdict.p)):
+                shares.setdefault(author, {}).setdefault(one.example, []).append(p)
+    return {
+        author: {example: sum(values) / len(values) for example, values in examples.items()}
+        for author, examples in shares.items()
+    }
 
 
 def _excess(comparisons: Iterable[Comparison], favours: Callable[[Comparison], int]) -> float | None:

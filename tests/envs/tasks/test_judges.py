@@ -20,10 +20,11 @@ from envs.tasks.judges import (
     VerdictCache,
     report,
 )
-from envs.tasks.judges.__main__ import compare_all
+from envs.tasks.judges.__main__ import compare_all, read_rows
 from envs.tasks.judges.__main__ import main as write_pairs
 from envs.tasks.judges.judge import BadVerdict
 from envs.tasks.judges.kinds import read_ranking, read_verdict
+from envs.tasks.judges.report import preferences
 from envs.tasks.scorer_client import ScorerUnavailable
 
 pytestmark = pytest.mark.quick
@@ -310,3 +311,45 @@ def test_pairs_are_written_by_a_judge():
     assert report(comparisons)["ties"] == pytest.approx(1 / 3), "5 and 6 are equally wrong"
     with pytest.raises(DataError, match="a line has text, but must have messages and answers"):
         asyncio.run(compare_all(None, [{"text": "x"}], "correctness", 4))
+
+
+def test_episodes_of_two_runs_are_compared_by_author(tmp_path, capsys):
+    """The judge wrote the long texts and prefers them, although the rule scores them lower."""
+
+    def episode(id_, text, success, failed=None):
+        turns = [{"role": "a", "prompt": f"<|im_start|>user\nQ{id_}<|im_end|>", "text": text},
+                 {"role": "b", "prompt": "", "text": "not compared"}]  # fmt: skip
+        return {"id": id_, "success": success, "failed": failed, "turns": turns * (text != "none")}
+
+    files = {
+        "judge": [episode("1", "a long text", 0.2), episode("2", "another long text", 0.3), episode("3", "none", 0)],
+        "other": [episode("1", "short", 0.9), episode("2", "brief", 0.3), episode("3", "x", 0.5, failed="timeout")],
+    }
+    for name, rows in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = read_rows(f"judge={tmp_path}/judge.jsonl,other={tmp_path}/other.jsonl")
+    assert [row["prompt"] for row in rows] == ["user Q1", "user Q2"] and rows[0]["authors"] == ["judge", "other"]
+    assert rows[0]["completions"] == ["a long text", "short"], "only what the first role wrote"
+    longer = RuleJudge(lambda prompt, text: len(text))
+    _, comparisons = asyncio.run(compare_all(longer, rows, "correctness", 4))
+    measured = report(comparisons, author="judge")
+    assert measured["agreement"] == 0.0 and measured["self_preference"] == 1.0 - 0.0
+    assert preferences(comparisons) == {"judge": {"1": 1.0, "2": 1.0}, "other": {"1": 0.0, "2": 0.0}}
+    sources = f"judge={tmp_path}/judge.jsonl,other={tmp_path}/other.jsonl"
+    assert write_pairs([sources, str(tmp_path / "pairs.jsonl"), f"--report={tmp_path}/report.json"]) == 0
+    assert "wrote 1 pairs" in capsys.readouterr().out, "the second pair has equal scores"
+    assert json.loads((tmp_path / "report.json").read_text())["preferences"]["other"] == {"1": 1.0}
+
+
+def test_an_author_loses_with_an_empty_completion_which_is_not_a_pair_to_learn_from():
+    rows = [{"prompt": "Q", "completions": ["", "fine"], "authors": ["x", "y"], "id": "1"}]
+    pairs, comparisons = asyncio.run(compare_all(LanguageJudge(by_text("fine")), rows, "correctness", 4))
+    assert pairs == [] and preferences(comparisons) == {"x": {"1": 0.0}, "y": {"1": 1.0}}
+
+
+def test_scores_and_authors_must_be_as_many_as_completions():
+    rows = [{"prompt": "Q", "completions": ["a", "b", "c"], "authors": ["x", "y", "x"], "scores": [1, 0, 0]}]
+    _, comparisons = asyncio.run(compare_all(None, rows, "correctness", 9))
+    assert [(one.first, one.second) for one in comparisons] == [("a", "b")], "b and c are tied, a and c have one author"
+    with pytest.raises(DataError, match="a line has 3 completions, but must have as many scores"):
+        asyncio.run(compare_all(None, [rows[0] | {"scores": [1]}], "correctness", 9))

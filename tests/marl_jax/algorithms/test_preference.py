@@ -16,7 +16,7 @@ from envs.tasks.task import Outcome
 from marl_jax.agents import scoring
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.algorithms.preference import compute_advantages
-from marl_jax.errors import ConfigError
+from marl_jax.errors import ConfigError, RunError
 from marl_jax.learning import preferences
 from marl_jax.learning.update import Scheduled, new_train_state, summed_gradients
 from marl_jax.modes import evaluate, train
@@ -179,6 +179,10 @@ def test_dpo_recovers_a_planted_preference(pair_file, tmp_path):
     last = {name: np.mean([row[name] for row in rows[-10:]]) for name in rows[-1] if name in TREND}
     assert last["loss"] < 0.3 and last["preference_accuracy"] > 0.9
     assert last["preference_margin"] > 1.0
+    other = tiny_preference.get_config("dpo", pair_file)
+    other.model.init_from, other.model.shape.vocab_size = str(tmp_path), 512
+    with pytest.raises(RunError, match=r"does not fit: shape is .* there and .*'vocab_size': 512"):
+        train.train(other, tmp_path / "other")  # a reference with another vocabulary
 
 
 @pytest.fixture(scope="module")
