@@ -1,7 +1,7 @@
 """Hanabi: rules, bots, symmetries, drawings and text."""
 
 from envs.games.entry import GameEntry
-from envs.games.hanabi import bots, draw, rules, symmetry, text
+from envs.games.hanabi import bots, draw, recorded, rules, symmetry, text
 
 GAME = GameEntry(
     rules=rules.Hanabi,
@@ -10,4 +10,5 @@ GAME = GameEntry(
     bots={"convention": bots.ConventionBot},
     symmetry=symmetry.HanabiSymmetry,
     reward_params=frozenset({"consolation"}),
+    read_moves=recorded.read,
 )

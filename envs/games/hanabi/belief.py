@@ -148,9 +148,7 @@ def believe(game: Hanabi, bot: Bot, memory: Memory, state: HanabiState, key: jax
     return Belief(found, weights, lost + (jnp.sum(weights) == 0))
 
 
-def deal(
-    game: Hanabi, memory: Memory, state: HanabiState, belief: Belief, key: jax.Array, number: int
-) -> HanabiState:
+def deal(game: Hanabi, memory: Memory, state: HanabiState, belief: Belief, key: jax.Array, number: int) -> HanabiState:
     """Deal positions that the seat considers possible: [M, …].
 
     Each has a hand drawn from the belief, and the other unseen cards in random order as its deck.

@@ -150,7 +150,13 @@ def _possible(colors: jax.Array, ranks: jax.Array, game: Hanabi) -> jax.Array:
 
 
 def _may_be(colors: jax.Array, ranks: jax.Array, wanted: jax.Array) -> jax.Array:
-    """Return whether the masks (uint8 [...]) allow a card with a rank in `wanted` (uint8 [C], bit masks): bool [...]."""
+    """Return whether the masks allow a card with a wanted rank: bool [...].
+
+    Args:
+        colors: uint8 [...]. Bit masks.
+        ranks: uint8 [...]. Bit masks.
+        wanted: uint8 [C]. Bit mask of the wanted ranks of each color.
+    """
     by_color = colors[..., None] >> jnp.arange(len(wanted), dtype=jnp.uint8) & 1 == 1
     return jnp.any(by_color & (ranks[..., None] & wanted != 0), axis=-1)
 

@@ -3,9 +3,9 @@
     python -m envs.games.hanabi.search_games --out=runs/small_search --preset=small --games=256
     python -m envs.games.hanabi.search_games --out=runs/search --games=4096 --batch=256 --hands=1024 --rollouts=256
 
-The bot plays the same decks in all seats, so that scores can be compared game by game. Every batch of games is written to
-a file in --out, and running the command again continues after the last one. `--config.algo.data=FOLDER` trains on
-the recorded moves (`marl_jax/algorithms/sft.py`).
+The bot plays the same decks in all seats, so that scores can be compared game by game. Every batch of games is written
+to a file in --out, and running the command again continues after the last one. `sft` trains on the recorded moves of
+the folder `config.algo.data`.
 """
 
 import argparse
@@ -22,7 +22,8 @@ import numpy as np
 
 from envs.games.hanabi.belief import without_deck
 from envs.games.hanabi.bots import ConventionBot
-from envs.games.hanabi.rules import Hanabi, HanabiState, Moves
+from envs.games.hanabi.recorded import rules_of, summary
+from envs.games.hanabi.rules import Hanabi, HanabiState
 from envs.games.hanabi.search import Choice, SearchBot, play_out
 
 
@@ -90,64 +91,6 @@ def decisions(games: SearchGames) -> dict[str, np.ndarray]:
     return {**arrays, "searched": games.searched[live], "scores": games.scores, "of_bot": games.of_bot}
 
 
-class RecordedMoves(NamedTuple):
-    """Recorded moves of n positions.
-
-    Attributes:
-        states: The positions, arrays [n, …], with empty decks.
-        actions: int32 [n]. The moves.
-        gains: float32 [n]. Estimated gain in score over the bot's move; 0 if it is the bot's.
-        searched: bool [n]. Whether the searching seat moved.
-    """
-
-    states: HanabiState
-    actions: np.ndarray
-    gains: np.ndarray
-    searched: np.ndarray
-
-
-def read(folder: Path, game: Hanabi) -> RecordedMoves:
-    """Read the moves that the command has written to a folder.
-
-    Raises:
-        ValueError: If there are none, or they are of another game.
-    """
-    files = sorted(folder.glob("games-*.npz"))
-    if not files:
-        raise ValueError(f"{folder} has no files games-*.npz of recorded moves. Write them with {__spec__.name}.")
-    recorded = json.loads((folder / "search.json").read_text())["game"]
-    rules = {name: value for name, value in dataclasses.asdict(game).items() if name != "consolation"}
-    if recorded != rules:
-        raise ValueError(f"{folder} has moves of the game {recorded}, but must have moves of {rules}")
-    parts = [np.load(file, allow_pickle=False) for file in files]
-    data = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].files}
-    last = Moves(**{name: data[f"last.{name}"] for name in Moves._fields})
-    fields = {name: data[f"state.{name}"] for name in HanabiState._fields if name not in ("deck", "last")}
-    states = HanabiState(deck=np.zeros((len(data["action"]), 0), np.int8), last=last, **fields)
-    return RecordedMoves(states, data["action"], data["gain"], data["searched"])
-
-
-def summary(folder: Path) -> dict[str, float]:
-    """Return the mean scores in a folder, their paired difference and statistics of the search."""
-    names = ("scores", "of_bot", "searched", "action", "blueprint", "gain", "lost")
-    parts = [np.load(file, allow_pickle=False) for file in sorted(folder.glob("games-*.npz"))]
-    data = {name: np.concatenate([part[name] for part in parts]) for name in names}
-    difference = data["scores"] - data["of_bot"]
-    half = 1.96 * difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else float("inf")
-    searched = data["searched"]
-    return {
-        "games": len(difference),
-        "search": float(data["scores"].mean()),
-        "bot": float(data["of_bot"].mean()),
-        "difference": float(difference.mean()),
-        "difference_low": float(difference.mean() - half),
-        "difference_high": float(difference.mean() + half),
-        "deviations": float((data["action"] != data["blueprint"])[searched].mean()),
-        "gain": float(data["gain"][searched].sum() / len(difference)),
-        "lost": float((data["lost"] > 0)[searched].mean()),
-    }
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Play games and write their moves and scores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -165,8 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     flags = parser.parse_args(arguments)
     game = Hanabi(**{**Hanabi.PRESETS[flags.preset], "players": flags.players})
     search = SearchBot(game, ConventionBot(game), **{field.name: getattr(flags, field.name) for field in settings})
-    rules = {name: value for name, value in dataclasses.asdict(game).items() if name != "consolation"}
-    described = {"game": rules, "search": {field.name: getattr(flags, field.name) for field in settings}}
+    described = {"game": rules_of(game), "search": {field.name: getattr(flags, field.name) for field in settings}}
     described |= {"seed": flags.seed, "batch": flags.batch}
     flags.out.mkdir(parents=True, exist_ok=True)
     place = flags.out / "search.json"
