@@ -1,4 +1,4 @@
-"""Hanabi: a policy imitates recorded moves of a search, then learns by self-play near the imitation.
+"""Hanabi: a policy imitates recorded moves of a search, then learns by self-play.
 
     python -m envs.games.hanabi.search_games --out=runs/search_small --preset=small --games=512 --limit=600
     python launch.py --config=experiments/hanabi_search.py

@@ -80,7 +80,7 @@ def rollout(run: RunParts) -> Rollout:
 
 
 def demonstrations(run: RunParts) -> Demonstrations:
-    """Build the rollout of a game, in which a bot plays or recorded moves are shown."""
+    """Build the rollout of a game, with moves of a bot or recorded ones."""
     algo = run.algo
     assert isinstance(algo, SFTSettings) and run.game is not None
     weights = sft_config.kind_weights(algo.kind_weights)

@@ -1,4 +1,4 @@
-"""A round robin as a Markdown table, and as an SVG chart of Elo ratings or of cross-play scores."""
+"""A round robin as a Markdown table and as an SVG chart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def elo_text(result: Mapping[str, Any], name: str) -> str:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Return a table with ratings and the points of row against column, or with the scores of a cooperative game."""
+    """Return a table with ratings and points, or with cross-play scores."""
     if "elo" not in result:
         return _table(["", *result["names"]], _scores(result)) + _summary(result)
     names = by_elo(result)
@@ -38,7 +38,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def svg(result: Mapping[str, Any]) -> str:
-    """Draw Elo ratings with their intervals, the strongest contestant first, or the scores of a cooperative game."""
+    """Draw Elo ratings, the strongest contestant first, or cross-play scores."""
     if "elo" not in result:
         return _heatmap(result)
     names = by_elo(result)

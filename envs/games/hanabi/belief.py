@@ -1,4 +1,4 @@
-"""What a seat of Hanabi can infer about its own hand from the moves of deterministic partners.
+"""Beliefs about the own hand in Hanabi, from the moves of deterministic partners.
 
 A hypothetical hand is possible if the hints allow it, the unseen cards contain it, and every earlier move of the others
 is the one that the bot makes when it sees this hand. `believe` samples such hands with a particle filter: it draws each
@@ -110,42 +110,42 @@ def believe(game: Hanabi, bot: Bot, memory: Memory, state: HanabiState, key: jax
     held = state.hands[memory.seat] >= 0
     allowed = _allowed(game, memory.seat, state)
 
-    def draw(found: jax.Array, weights: jax.Array, due: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Draw the cards that are due (bool [H]), which changes the weights by the number of choices."""
-        chosen = jax.random.uniform(key, found.shape)
+    def draw(sampled: jax.Array, weights: jax.Array, due: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Draw the cards that are due (bool [H]) and weight them by the choices."""
+        chosen = jax.random.uniform(key, sampled.shape)
         for place in range(game.cards_per_hand):
-            used = jnp.sum(found[:, :, None] == kinds, axis=1)
+            used = jnp.sum(sampled[:, :, None] == kinds, axis=1)
             left = jnp.cumsum(jnp.maximum(unseen - used, 0) * allowed[place], axis=1)
             ticket = jnp.minimum(jnp.floor(chosen[:, place] * left[:, -1]), left[:, -1] - 1)
             card = jnp.minimum(jnp.sum(left <= ticket[:, None], axis=1), game.max_score - 1)
-            found = jnp.where(due[place] & (jnp.arange(game.cards_per_hand) == place), card[:, None], found)
+            sampled = jnp.where(due[place] & (jnp.arange(game.cards_per_hand) == place), card[:, None], sampled)
             weights = jnp.where(due[place], weights * left[:, -1], weights)
-        return found, weights
+        return sampled, weights
 
     def replay(turn: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]):
         """Keep the hands for which the bot makes the remembered move."""
-        found, weights, lost = carry
+        sampled, weights, lost = carry
         past, then = jax.tree.map(lambda x: x[turn], (memory.states, memory.held))
         draw_key, pick_key = jax.random.split(jax.random.fold_in(key, turn))
-        due = held & (memory.places < past.dealt) & (found[0] < 0)
-        found, weights = draw(found, weights, due, draw_key)
+        due = held & (memory.places < past.dealt) & (sampled[0] < 0)
+        sampled, weights = draw(sampled, weights, due, draw_key)
         still = (then[:, None] == memory.places) & held  # bool [H, H]: places at that time and now
-        cards = jnp.sum(jnp.where(still, found[:, None, :], 0), axis=2)
+        cards = jnp.sum(jnp.where(still, sampled[:, None, :], 0), axis=2)
         cards = jnp.where(jnp.any(still, axis=1), cards, past.hands[memory.seat])
         acts = jax.vmap(lambda own: bot.act(_with_hand(past, memory.seat, own), key))(cards)
         kept = weights * (acts == memory.actions[turn])
         explained = jnp.sum(kept) > 0
         picked = _resample(jnp.where(explained, kept, weights), hands, pick_key)
-        return found[picked], jnp.ones((hands,), jnp.float32), lost + ~explained
+        return sampled[picked], jnp.ones((hands,), jnp.float32), lost + ~explained
 
     start = (
         jnp.full((hands, game.cards_per_hand), -1, jnp.int32),
         jnp.ones((hands,), jnp.float32),
         jnp.int32(0),
     )
-    found, weights, lost = jax.lax.fori_loop(0, memory.count, replay, start)
-    found, weights = draw(found, weights, held & (found[0] < 0), jax.random.fold_in(key, len(memory.actions)))
-    return Belief(found, weights, lost + (jnp.sum(weights) == 0))
+    sampled, weights, lost = jax.lax.fori_loop(0, memory.count, replay, start)
+    sampled, weights = draw(sampled, weights, held & (sampled[0] < 0), jax.random.fold_in(key, len(memory.actions)))
+    return Belief(sampled, weights, lost + (jnp.sum(weights) == 0))
 
 
 def deal(game: Hanabi, memory: Memory, state: HanabiState, belief: Belief, key: jax.Array, number: int) -> HanabiState:
@@ -196,8 +196,8 @@ def _allowed(game: Hanabi, seat: jax.Array, state: HanabiState) -> jax.Array:
 
 def _with_hand(state: HanabiState, seat: jax.Array, own: jax.Array) -> HanabiState:
     """Return the position with other cards (int [H]) in the hand of a seat."""
-    mine = (jnp.arange(len(state.hands)) == seat)[:, None]
-    return state._replace(hands=jnp.where(mine, own, state.hands).astype(state.hands.dtype))
+    is_own = (jnp.arange(len(state.hands)) == seat)[:, None]
+    return state._replace(hands=jnp.where(is_own, own, state.hands).astype(state.hands.dtype))
 
 
 def _resample(weights: jax.Array, number: int, key: jax.Array) -> jax.Array:

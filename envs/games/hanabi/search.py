@@ -1,4 +1,6 @@
-"""Search by one seat of Hanabi over the moves of a bot that all other seats play (SPARTA, Lerer et al. 2020).
+"""Search by one seat of Hanabi over the moves of a bot.
+
+This is single-agent SPARTA (Lerer et al. 2020) with the bot as blueprint in all other seats.
 
 On its turn, the searching seat samples hands that it may hold (`belief.py`). It plays every legal move in the same
 sampled positions and lets the bot finish the games in all seats. A move replaces the bot's own one only if its mean
@@ -84,7 +86,7 @@ class SearchBot:
         return belief.observe(self.game, memory, before, action)
 
     def choose(self, memory: Memory, state: HanabiState, key: jax.Array) -> Choice:
-        """Search for a move in a position in which the seat that remembers is to move."""
+        """Search for a move of the seat that remembers, which is to move."""
         game = self.game
         hands_key, first_key, second_key = jax.random.split(key, 3)
         own = self.bot.act(state, key)
@@ -124,7 +126,7 @@ class SearchBot:
 
 
 def play_out(game: Hanabi, bot: Bot, states: HanabiState) -> HanabiState:
-    """Let a bot that does not depend on its key finish games [B, …] in all seats."""
+    """Let a bot finish games [B, …] in all seats, with a constant key."""
     decks, key = states.deck, jax.random.key(0)
     act, step = jax.vmap(bot.act, (0, None)), jax.vmap(game.step)
 

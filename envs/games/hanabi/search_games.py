@@ -1,4 +1,4 @@
-"""Play games of Hanabi with one searching seat, compare them with the bot's and record the moves.
+"""Play games of Hanabi with one searching seat and record their moves.
 
     python -m envs.games.hanabi.search_games --out=runs/small_search --preset=small --games=256
     python -m envs.games.hanabi.search_games --out=runs/search --games=4096 --batch=256 --hands=1024 --rollouts=256
