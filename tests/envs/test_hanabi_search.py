@@ -12,7 +12,7 @@ import pytest
 from envs.games.hanabi import belief, recorded, search_games
 from envs.games.hanabi.bots import ConventionBot
 from envs.games.hanabi.rules import Hanabi, copies
-from envs.games.hanabi.search import SearchBot
+from envs.games.hanabi.search import Choice, SearchBot
 from envs.games.registry import make
 
 SMALL = make("hanabi", preset="small")
@@ -118,9 +118,35 @@ def test_hidden_cards_do_not_matter_and_dealt_positions_are_possible():
             np.testing.assert_array_equal(np.sort(rest), np.sort(actual))
 
 
+@pytest.mark.quick
+def test_recorded_moves_are_those_of_the_searching_seat(tmp_path):
+    _, _, (states, actions) = watched(SMALL, 12, 0)
+    actions = np.asarray(actions)
+    bare = states._replace(deck=states.deck[..., :0])
+    searched, zeros = np.asarray(states.seat) == 0, np.zeros(actions.shape, np.float32)
+    choices = Choice(actions, actions, np.where(searched, 0.5, zeros), zeros, zeros.astype(int))
+    games = search_games.SearchGames(
+        np.arange(GAMES), np.arange(GAMES)[::-1], bare, choices, searched, ~np.asarray(states.over)
+    )
+    np.savez(tmp_path / "games-00000.npz", **search_games.decisions(games))
+    (tmp_path / "search.json").write_text(json.dumps({"game": recorded.rules_of(SMALL)}))
+    moves, wanted = recorded.read(tmp_path, SMALL), games.live & searched
+    np.testing.assert_array_equal(moves.actions, actions[wanted])
+    np.testing.assert_array_equal(moves.states.hands, np.asarray(states.hands)[wanted])
+    np.testing.assert_array_equal(moves.states.last.action, np.asarray(states.last.action)[wanted])
+    assert set(moves.states.seat.tolist()) == {0} and set(moves.gains.tolist()) == {0.5}
+    result = recorded.summary(tmp_path)
+    assert result["difference"] == 0 and result["difference_low"] < 0 and result["deviations"] == 0
+    with pytest.raises(ValueError, match="has moves of the game .*, but must have moves of"):
+        recorded.read(tmp_path, Hanabi())
+    with pytest.raises(ValueError, match="has no files games"):
+        recorded.read(tmp_path / "other", SMALL)
+
+
 FLAGS = ["--preset=small", "--batch=32", "--hands=64", "--screening=4", "--finalists=3", "--rollouts=16"]
 
 
+@pytest.mark.nightly
 def test_search_is_no_worse_than_the_bot_and_repeats(tmp_path, capsys):
     assert search_games.main([f"--out={tmp_path}", *FLAGS, "--games=64"]) == 0
     result = recorded.summary(tmp_path)
@@ -136,11 +162,6 @@ def test_search_is_no_worse_than_the_bot_and_repeats(tmp_path, capsys):
     assert (tmp_path / "games-00001.npz").read_bytes() == first
     with pytest.raises(SystemExit):
         search_games.main([f"--out={tmp_path}", *FLAGS, "--games=64", "--seed=1"])
-    with pytest.raises(ValueError, match="has moves of the game .*, but must have moves of"):
-        recorded.read(tmp_path, Hanabi())
-    with pytest.raises(ValueError, match="has no files games"):
-        recorded.read(tmp_path / "other", SMALL)
-    assert json.loads((tmp_path / "search.json").read_text())["search"]["rollouts"] == 16
 
 
 @pytest.mark.nightly
