@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 
@@ -52,6 +53,20 @@ class Symmetries(Protocol):
         ...
 
 
+class RecordedMoves(NamedTuple):
+    """Recorded moves in n positions, to learn from.
+
+    Attributes:
+        states: The positions, arrays [n, …]. Parts that no player sees, such as a deck, may be empty.
+        actions: int32 [n]. The moves.
+        gains: float32 [n]. Estimated gain in return over the move of the bot that the game's data is based on.
+    """
+
+    states: Any
+    actions: Any
+    gains: Any
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class GameEntry(Generic[GameT]):
     """Everything that belongs to one game.
@@ -67,6 +82,7 @@ class GameEntry(Generic[GameT]):
         symmetry: Factory of the symmetries for self-play augmentation, or None.
         level_params: Parameters that choose the levels. A policy can be evaluated on levels of another size or kind.
         reward_params: Parameters that change rewards, but neither rules nor prompts.
+        read_moves: Function `read_moves(folder, game)` that reads recorded moves (`algo.data` of `sft`), or None.
     """
 
     rules: type[GameT]
@@ -77,6 +93,7 @@ class GameEntry(Generic[GameT]):
     symmetry: Callable[[GameT], Symmetries] | None = None
     level_params: frozenset[str] = frozenset()
     reward_params: frozenset[str] = frozenset()
+    read_moves: Callable[[Path, GameT], RecordedMoves] | None = None
 
 
 GAMES = Registry("games")

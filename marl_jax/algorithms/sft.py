@@ -9,11 +9,13 @@ Completions come from the bot or the dataset instead of the policy. The loss is 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.games.entry import GAMES
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import sft_config
@@ -78,12 +80,22 @@ def rollout(run: RunParts) -> Rollout:
 
 
 def demonstrations(run: RunParts) -> Demonstrations:
-    """Build the rollout of a game, in which a bot plays."""
+    """Build the rollout of a game, with moves of a bot or recorded ones."""
     algo = run.algo
     assert isinstance(algo, SFTSettings) and run.game is not None
     weights = sft_config.kind_weights(algo.kind_weights)
     by_action = tuple(weights.get(kind, 1.0) for kind in run.game.game.action_kinds) if weights else ()
-    return Demonstrations(**run.game.arguments, bot=run.game.bot(algo.bot), noise=algo.noise, action_weights=by_action)
+    shown = Demonstrations(**run.game.arguments, bot=run.game.bot(algo.bot), noise=algo.noise, action_weights=by_action)
+    if not algo.data:
+        return shown
+    read = GAMES.get(shown.game.name).read_moves
+    assert read is not None  # `sft_config.check` requires it
+    try:
+        recorded = read(Path(algo.data).expanduser(), shown.game)
+    except ValueError as error:
+        raise ConfigError([f"config.algo.data is {algo.data!r}: {error}"]) from error
+    rows = round(algo.data_frac * shown.rows)
+    return dataclasses.replace(shown, recorded=recorded, recorded_rows=rows, gain_weight=algo.gain_weight)
 
 
 class Imitation:
@@ -91,7 +103,7 @@ class Imitation:
 
     def __init__(self, run: RunParts):
         shown = demonstrations(run)
-        unseen = dataclasses.replace(shown, game=shown.game.held_out(), noise=0.0)
+        unseen = dataclasses.replace(shown, game=shown.game.held_out(), noise=0.0, recorded=None)
         self._kinds = np.array([*unseen.game.action_kinds, ""])  # the last entry: no action was named
         self._program = Program(
             lambda params: unseen.heldout_eval(params, jax.random.key(HELD_OUT_KEY), DRAWS),

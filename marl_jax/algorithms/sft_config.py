@@ -33,6 +33,9 @@ class SFTSettings(LearnerSettings):
     kind_weights: tuple[str, ...] = setting(
         (), _KIND_WEIGHTS, "Loss weights by kind of move, e.g. ('play=2',); other kinds have weight 1"
     )
+    data: str = setting("", TEXT, "Folder of recorded moves to imitate in addition to the bot; '': none")
+    data_frac: float = setting(0.75, number(0, 1), "Fraction of rows with recorded moves, if there are any")
+    gain_weight: float = setting(2.0, number(0), "Additional loss weight of a recorded move per unit of its gain")
     loss_agg: str = setting(
         "completion",
         choice("completion", "token"),
@@ -44,7 +47,10 @@ def check(c: ConfigDict) -> Iterator[str]:
     """Yield the problems of a config with supervised fine-tuning."""
     from envs.games import registry as games
     from envs.games.bots import bot_names
+    from envs.games.entry import GAMES
 
+    if c.algo.data and c.task.name:
+        yield f"config.algo.data is {c.algo.data!r}, but must be '' for tasks, which have no recorded moves"
     if c.task.name:  # its reference completions are checked when the run is built, because that reads the data
         return
     known = bot_names(c.env.name)
@@ -55,6 +61,10 @@ def check(c: ConfigDict) -> Iterator[str]:
         if kind not in kinds:
             known = ", ".join(dict.fromkeys(kinds)) or "none"
             yield f"config.algo.kind_weights has {kind!r}, but kinds of moves of {c.env.name} must be one of: {known}"
+    if c.algo.data and GAMES.get(c.env.name).read_moves is None:
+        yield f"config.algo.data is {c.algo.data!r}, but must be '': {c.env.name} has no recorded moves"
+    if c.algo.data and c.env.context != "turn":
+        yield f"config.env.context is {c.env.context!r}, but must be 'turn' with algo.data, which has single positions"
     yield from check_no_other_players(c, "has a bot in all seats")
     if c.curriculum.enabled:
         yield "config.curriculum.enabled is True with algo.name 'sft', which uses all levels, but must be False"

@@ -4,7 +4,8 @@
     python launch.py --mode=rank --workdir=runs/first,runs/second   # several runs
 
 The bots of the first run's `eval.opponents` take part, too, and its `eval` settings apply. `ranking.md`, `ranking.svg`
-and `ranking.json` contain the points of all pairs, Elo ratings with intervals and the Nash average.
+and `ranking.json` contain the points of all pairs, Elo ratings with intervals and the Nash average. In a cooperative
+game they contain the cross-play matrix: the mean score of every pair in mixed seats, with intervals.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def main(workdir: Path) -> Path:
     folders = runs_to_rank(str(workdir))
     config = stages.started(saved.read(folders[0]), folders[0])
     setup = setups.make(config, workdir=folders[0])
-    if not isinstance(setup, GameSetup) or not setup.game.competitive:
-        raise RunError(f"{folders[0]} is not a run of a competitive game, which a ranking requires")
+    if not isinstance(setup, GameSetup) or setup.game.n_players == 1:
+        raise RunError(f"{folders[0]} is not a run of a game of several players, which a ranking requires")
     bots = [name for name in config.eval.opponents if name in bot_names(setup.game.name)]
     with contextlib.closing(setup), jax.set_mesh(setup.mesh):
         result = everyone(setup, find_contestants([*map(str, folders), *bots], setup))

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.bots import pick
+from envs.games.entry import RecordedMoves
 from envs.games.game import Bot
 from marl_jax.agents.answering import Decision
 from marl_jax.rollouts.conversations.turns import Finished
-from marl_jax.rollouts.games import GameRollout, Games, Seen, row_keys
+from marl_jax.rollouts.games import GameRollout, Games, Seen, like, row_keys
 from marl_jax.samples import Samples
 
 
@@ -51,11 +52,18 @@ class Demonstrations(GameRollout):
         bot: Bot to imitate, in all seats.
         noise: Share of moves that are played at random instead.
         action_weights: Weight of each action of the bot in the loss; () weighs all equally.
+        recorded: Recorded moves, shown in the first `recorded_rows` rows instead of games of the bot. Every turn shows
+            other positions, drawn at random.
+        recorded_rows: Number of rows with recorded moves.
+        gain_weight: Additional weight of a recorded move per unit of its gain.
     """
 
     bot: Bot | None = None
     noise: float = 0.0
     action_weights: tuple[float, ...] = ()
+    recorded: RecordedMoves | None = None
+    recorded_rows: int = 0
+    gain_weight: float = 0.0
 
     @property
     def lookahead(self) -> int:
@@ -121,8 +129,9 @@ class Demonstrations(GameRollout):
         """Make one move of the bot in every row; see `GameRollout._turn`."""
         assert self.bot is not None
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
+        games, recalled, move, weight = self._recall(games, act_keys)
         seen = self._look(games)
-        best = jax.vmap(self.bot.act)(seen.view, act_keys)
+        best = jnp.where(recalled, self._as_seen(move, seen), jax.vmap(self.bot.act)(seen.view, act_keys))
         # A bot without a good move may return an illegal one, which is not learned from.
         known = jnp.take_along_axis(seen.legal, best[:, None], axis=1)[:, 0]
         best = jnp.where(known, best, jnp.argmax(seen.legal, axis=1))
@@ -132,24 +141,52 @@ class Demonstrations(GameRollout):
 
         stray_keys, pick_keys = jnp.moveaxis(jax.vmap(jax.random.split)(other_keys), 1, 0)
         stray = (jax.vmap(jax.random.uniform)(stray_keys) < self.noise) & jax.vmap(self.game.moves)(seen.seat)
+        stray &= ~recalled
         action = jnp.where(stray, jax.vmap(pick)(seen.legal, pick_keys), best)
         action = self.seating.bot_actions(seen.view, seen.seat, other_keys, action)
         conversations, places = self.context.say(
             conversations, self.context.read(conversations, seen), decision, seen.policy
         )
-        state, reward, move = self._step(games.state, action, jnp.zeros_like(stray), seen)
-        ended = jax.vmap(self.game.done)(state) | jax.vmap(self.game.lost)(state)
+        state, reward, played = self._step(games.state, action, jnp.zeros_like(stray), seen)
+        ended = (jax.vmap(self.game.done)(state) | jax.vmap(self.game.lost)(state)) & ~recalled
         total = jax.tree.map(jnp.add, games.total, reward)
-        counts = self._counts(seen.policy) * known
+        counts = self._counts(seen.policy) * known * weight
         if self.action_weights:
             counts *= jnp.asarray(self.action_weights, jnp.float32)[best]
         record = self._record(games, seen, decision, seen.policy, self._weigh(reward), ended, counts=counts)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
         conversations = self.context.restart(
-            self.context.observe(conversations, games.state, move, after.state, games.turn, games.symmetry), ended
+            self.context.observe(conversations, games.state, played, after.state, games.turn, games.symmetry), ended
         )
         return self._restart(after, ended, reset_keys), conversations, (record, places), finished
+
+    def _recall(self, games: Games, keys: jax.Array) -> tuple[Games, jax.Array, jax.Array, jax.Array]:
+        """Put recorded positions into the first rows.
+
+        Returns:
+            The games, and for each row whether its position is a recorded one (bool [B]), the recorded move (int32 [B])
+            and its weight (float32 [B]).
+        """
+        nothing = jnp.zeros((self.rows,), jnp.int32)
+        if self.recorded is None:
+            return games, nothing > 0, nothing, jnp.ones((self.rows,))
+        moves, recalled = self.recorded, jnp.arange(self.rows) < self.recorded_rows
+        which = jax.vmap(lambda key: jax.random.randint(key, (), 0, len(moves.actions)))(keys)
+
+        def shown(now: jax.Array, saved: jax.Array) -> jax.Array:
+            if now.shape[1:] != saved.shape[1:]:  # a part that no player sees
+                return now
+            return jnp.where(like(recalled, now), jnp.asarray(saved)[which].astype(now.dtype), now)
+
+        state = jax.tree.map(shown, games.state, moves.states)
+        weight = 1 + self.gain_weight * jnp.asarray(moves.gains)[which]
+        action = jnp.asarray(moves.actions)[which].astype(jnp.int32)
+        return dataclasses.replace(games, state=state), recalled, action, jnp.where(recalled, weight, 1.0)
+
+    def _as_seen(self, action: jax.Array, seen: Seen) -> jax.Array:
+        """Return actions of the game as the acting seats see them."""
+        return action if self.symmetry is None else jax.vmap(self.symmetry.map_action)(action, seen.through)
 
     def _written(self, action: jax.Array, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Encode actions [B] as completions of their policies.

@@ -1,5 +1,6 @@
 """Hanabi against OpenSpiel and recorded games, its hidden information, its bot, its symmetries and its drawings."""
 
+import itertools
 import operator
 import re
 from xml.etree import ElementTree
@@ -13,9 +14,9 @@ from envs.games.bots import UniformBot
 from envs.games.game import check_action
 from envs.games.hanabi import draw
 from envs.games.hanabi.bots import ConventionBot
-from envs.games.hanabi.rules import Hanabi, copies
+from envs.games.hanabi.rules import COLOR_NAMES, Hanabi, copies
 from envs.games.hanabi.symmetry import HanabiSymmetry
-from envs.games.registry import make
+from envs.games.registry import make, make_text
 from tests.conftest import shared_data
 
 pyspiel = pytest.importorskip("pyspiel")
@@ -222,6 +223,33 @@ def test_step_commutes_with_renaming_colors(bot_games):
         after, reward = STEP(states, actions)
         jax.tree.map(np.testing.assert_array_equal, (apply(after, which), reward), STEP(image, moved))
         assert np.array_equal(LEGAL(image).sum(1), LEGAL(states).sum(1))
+
+
+@pytest.mark.parametrize("players", [2, 3, 4, 5])
+def test_prompts_and_scores_of_a_permuted_game_are_permuted_and_the_same(players):
+    """Other-Play: a seat that sees renamed colors reads the same words, and its moves, mapped back, score the same."""
+    game = Hanabi(players=players)
+    bot, symmetry, text = ConventionBot(game), HanabiSymmetry(game), make_text(game)
+    which = 1 + 23 * players
+    becomes = np.array(list(itertools.permutations(range(5))))[which]
+
+    def turn(carry, _):
+        state, image = carry
+        action = bot.act(state, jax.random.key(0))
+        moved = symmetry.map_action(action, jnp.int32(which))
+        (after, reward), (other, same) = game.step(state, action), game.step(image, moved)
+        return (after, other), (reward.team, same.team)
+
+    first = jax.jit(game.reset)(jax.random.key(players))
+    start = (first, symmetry.apply(first, jnp.int32(which)))
+    play = jax.jit(lambda start, n: jax.lax.scan(turn, start, None, n), static_argnums=1)
+    (state, image), (scores, same) = play(start, 14)
+    np.testing.assert_array_equal(scores, same)
+    for seat in range(players):
+        shown = text.observe(state, seat)
+        renamed = re.sub("|".join(COLOR_NAMES), lambda m: COLOR_NAMES[becomes[COLOR_NAMES.index(m[0])]], shown)
+        words, seen = (sorted(re.findall(r"\w+", t)) for t in (renamed, text.observe(image, seat)))
+        assert words == seen and renamed != shown
 
 
 def one(state):

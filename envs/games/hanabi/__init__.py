@@ -1,7 +1,7 @@
 """Hanabi: rules, bots, symmetries, drawings and text."""
 
 from envs.games.entry import GameEntry
-from envs.games.hanabi import bots, draw, picture, rules, symmetry, text
+from envs.games.hanabi import bots, draw, picture, recorded, rules, symmetry, text
 
 GAME = GameEntry(
     rules=rules.Hanabi,
@@ -11,4 +11,5 @@ GAME = GameEntry(
     bots={"convention": bots.ConventionBot},
     symmetry=symmetry.HanabiSymmetry,
     reward_params=frozenset({"consolation"}),
+    read_moves=recorded.read,
 )

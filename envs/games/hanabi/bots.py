@@ -102,10 +102,11 @@ class ConventionBot:
         flat = CardTable(*(kind.ravel() for kind in table))
         held = cards >= 0
         playable = flat.playable[cards] & held
+        playable_ranks = jnp.left_shift(jnp.uint8(1), state.fireworks.astype(jnp.uint8))  # bit masks, one per color
         waiting = jax.vmap(self._asked, (None, 0))(state, seats)  # bool[P-1, H]
         # Another copy of the card is about to be played.
         expected = jnp.any((cards[:, :, None, None] == cards) & waiting, axis=(2, 3))
-        known = jnp.all(~_possible(colors, ranks, game) | table.playable, axis=(2, 3))
+        known = ~_may_be(colors, ranks, ~playable_ranks)
         wanted = playable & ~known & ~expected & ~jnp.any(waiting, axis=1, keepdims=True)
         chop = (colors == 2**game.colors - 1) & (ranks == 2**game.ranks - 1) & held
         chop &= jnp.cumsum(chop, axis=1) == 1
@@ -122,8 +123,7 @@ class ConventionBot:
             newest = _newest(named)
             exists = jnp.any(named, axis=2)
             good = jnp.any(newest & wanted[:, None], axis=2)
-            may_play = jnp.any(_possible(colors, ranks, game) & table.playable, axis=(3, 4))
-            quiet = exists & ~jnp.any(newest & may_play, axis=2)
+            quiet = exists & ~jnp.any(newest & _may_be(colors, ranks, playable_ranks), axis=2)
             nearness = jnp.arange(game.players - 1, 0, -1)[:, None] / game.players
             more = jnp.sum(named & playable[:, None], axis=2) - 0.3 * jnp.sum(named & ~playable[:, None], axis=2)
             saves = jnp.any(named & endangered[:, None], axis=2)
@@ -149,10 +149,22 @@ def _possible(colors: jax.Array, ranks: jax.Array, game: Hanabi) -> jax.Array:
     return by_color[..., :, None] & by_rank[..., None, :]
 
 
+def _may_be(colors: jax.Array, ranks: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Return whether the masks allow a card with a wanted rank: bool [...].
+
+    Args:
+        colors: uint8 [...]. Bit masks.
+        ranks: uint8 [...]. Bit masks.
+        wanted: uint8 [C]. Bit mask of the wanted ranks of each color.
+    """
+    by_color = colors[..., None] >> jnp.arange(len(wanted), dtype=jnp.uint8) & 1 == 1
+    return jnp.any(by_color & (ranks[..., None] & wanted != 0), axis=-1)
+
+
 def _newest(named: jax.Array) -> jax.Array:
     """Keep only the last True place of each row (bool [..., H])."""
-    after = jnp.cumsum(named[..., ::-1], axis=-1)[..., ::-1]
-    return named & (after == 1)
+    later = np.triu(np.ones((named.shape[-1],) * 2, bool), 1)
+    return named & ~jnp.any(named[..., None, :] & later, axis=-1)
 
 
 def _after_hint(values: jax.Array, held: jax.Array, masks: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:

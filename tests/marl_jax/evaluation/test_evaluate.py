@@ -380,7 +380,7 @@ def test_a_cooperative_table_of_real_games():
     game = tiny_puzzle.game().held_out()
     team = seated(tiny_puzzle.policy(), tiny_puzzle.prompt())
     both = [contestants.Contestant(name, team, weights_of(team, seed)) for seed, name in enumerate("ab")]
-    table, _, distinct = round_robin.round_robin(game, both, 16, jax.random.key(0), 0.0)
+    table, _, distinct, *_ = round_robin.round_robin(game, both, 16, jax.random.key(0), 0.0)
     np.testing.assert_array_equal(distinct, [[8, 16], [16, 8]])  # 8 levels, with each other in both seats
     assert table[0, 1] == table[1, 0] and len(np.unique(table)) == 3
     np.testing.assert_array_equal(np.argmin(matches.in_turns(8, (0, 1), lap=4), axis=1), [0, 1, 0, 1, 1, 0, 1, 0])

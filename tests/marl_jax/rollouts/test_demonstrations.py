@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import hanabi_selfplay
+from configs import defaults
+from envs.games.entry import RecordedMoves
+from envs.games.registry import symmetry
+from experiments import hanabi_search, hanabi_selfplay
 from marl_jax import setup as setups
 from marl_jax.agents.answering import Decision
 from marl_jax.algorithms import sft, sft_config
@@ -105,3 +108,51 @@ def test_rows_that_are_cut_lose_long_prompts_and_nothing_else():
     played = dataclasses.replace(turn, counts=turn.counts.at[0, 1].set(0.0))
     assert contexts.TurnContext(None, 5).dropped(played, None).tolist() == [[0, 0, 0], [1, 0, 1]]
     assert contexts.TurnContext(None).dropped(turn, None) is None
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_recorded_moves_fill_the_first_rows(symmetric):
+    config = get_config()
+    config.mesh.data, config.env.symmetry = 1, symmetric
+    setup = setups.make(config)
+    plain = dataclasses.replace(setup.rollout, noise=0.5)
+    game, start = setup.game, plain.fresh_games(jax.random.key(0))
+    states = jax.tree.map(lambda x: x[2:6], start.state)._replace(deck=jnp.zeros((4, 0), jnp.int8))
+    moves = RecordedMoves(states, np.arange(4, 8, dtype=np.int32), np.array([0, 0.5, 0, 0], np.float32))
+    mixed = dataclasses.replace(plain, recorded=moves, recorded_rows=3, gain_weight=2.0)
+    own, shown = (jax.jit(one.play)({}, start, jax.random.key(1)) for one in (plain, mixed))
+    (weights, of_bot), actions = (np.asarray(x[0].loss_weights).reshape(6, 8) for x in (shown, own)), shown[0].action
+    assert set(np.unique(weights[:, :3])) == {1.0, 2.0} and np.all(of_bot == 1)
+    np.testing.assert_array_equal(weights[:, 3:], 1)
+    seen = np.asarray(actions).reshape(6, 8)
+    np.testing.assert_array_equal(seen[:, 3:], np.asarray(own[0].action).reshape(6, 8)[:, 3:])
+    assert not np.any(shown[1].ended[:, :3])
+    # A recorded move of the game is one of those that the seat sees through some permutation of the colors.
+    possible = {int(symmetry(game).map_action(a, i)) for a in range(4, 8) for i in range(2 if symmetric else 1)}
+    assert set(seen[:, :3].ravel().tolist()) <= possible
+    assert np.any(weights[:, :3][seen[:, :3] == 4] == 1) or symmetric
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"algo.data": "nowhere"}, "config.algo.data is 'nowhere': nowhere has no files games-"),
+    ({"algo.data": "nowhere", "env.context": "history"}, "config.env.context is 'history', but must be 'turn'"),
+    ({"algo.data": "nowhere", "env": defaults.environment("kuhn")}, "must be '': kuhn has no recorded moves"),
+])  # fmt: skip
+def test_recorded_moves_that_cannot_be_read_are_named(changes, message):
+    config = get_config()
+    for name, value in changes.items():
+        config.update_from_flattened_dict({name: value}) if name != "env" else setattr(config, "env", value)
+    with pytest.raises(ConfigError, match=message):
+        validate.check(config)
+        _ = setups.make(config).rollout
+
+
+def test_other_play_permutes_colors_for_each_seat():
+    config = hanabi_search.get_config("other_play")
+    config.model.shape = get_config().model.shape
+    config.rollout.update(dict(num_envs=64, unroll_length=4))
+    config.mesh.data, config.first_stage = 1, {}
+    validate.check(config)
+    rollout = setups.make(config).rollout
+    through = np.asarray(rollout.fresh_games(jax.random.key(0)).symmetry)
+    assert through.shape == (64, 2) and len({tuple(row) for row in through.tolist()}) == 4  # 2 colors, 2 seats

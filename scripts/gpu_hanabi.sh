@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Search, distillation, self-play and cross-play in full Hanabi on one GPU (docs/hanabi.md).
+#
+#   SMOLLM2=FILE scripts/gpu_hanabi.sh [search] [train] [cross_play]
+#
+# Planned for one H200; it has not been measured there. Every part stops after LIMIT seconds (default: 570) and the same
+# command continues where it stopped. `search` records GAMES games (default: 2048) with one searching seat, `train` imitates
+# them and then plays with SmolLM2 for the seeds SEEDS (default: "0 1"), once with and once without permuted colours, and
+# `cross_play` plays all pairs of runs and the bot. SMOLLM2 is the weights file of SmolLM2-135M-Instruct; without it the
+# weights are downloaded. Results are written to $OUT (default: runs/gpu_hanabi).
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+out=${OUT:-runs/gpu_hanabi}
+end=$((SECONDS + ${LIMIT:-570}))
+mkdir -p "$out"
+
+run() { # stops with a checkpoint when the time is up
+  local left=$((end - SECONDS))
+  [ "$left" -gt 20 ] || { echo "time is up; run the same command to continue"; exit 0; }
+  timeout --preserve-status --signal=TERM --kill-after=60 "$left" python "$@"
+}
+
+search() {
+  run -m envs.games.hanabi.search_games --out="$out/search" --games="${GAMES:-2048}" --batch="${BATCH:-128}" \
+    --hands=1024 --screening=32 --finalists=4 --rollouts=256 --limit=$((end - SECONDS - 90))
+}
+
+train() {
+  local form seed
+  for seed in ${SEEDS:-0 1}; do
+    for form in both other_play; do
+      run launch.py --config=experiments/hanabi_search.py:$form+smollm2 --workdir="$out/runs/$form-$seed" \
+        --config.seed="$seed" --config.first_stage.algo.data="$out/search" \
+        ${SMOLLM2:+--config.model.weights="$SMOLLM2"} --config.eval.opponents="('convention',)" || return
+    done
+  done
+}
+
+cross_play() { run launch.py --mode=rank --workdir="$out/runs"; }
+
+names="search train cross_play"
+[ $# -gt 0 ] || set -- $names
+for name in "$@"; do
+  [[ " $names " == *" $name "* ]] || { echo "unknown name $name; names: $names" >&2; exit 2; }
+done
+for name in "$@"; do
+  echo "== $name"
+  "$name" || exit
+done
