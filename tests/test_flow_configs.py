@@ -1,0 +1,64 @@
+"""Experiments with written problems and workflows: valid forms at equal budgets, and small runs from end to end."""
+
+import pytest
+
+from configs import proposer
+from experiments import proposer as proposer_experiment
+from marl_jax.schema import validate
+
+FAKE = "```python\ndef f(x):\n    return x * {}\n```\n```input\n{}\n```"
+
+
+@pytest.mark.parametrize("model", ["", "+qwen2.5-coder-1.5b"])
+def test_proposers_are_valid_and_have_the_same_budget(model):
+    room = set()
+    for form in proposer.FORMS:
+        config = proposer_experiment.get_config(form + model)
+        validate.check(config)
+        room.add(config.task.n_episodes * proposer.completions_of(config))
+    assert room == {proposer.ROOM if model else proposer.SMALL_ROOM}
+    assert proposer_experiment.get_config("frozen_proposer" + model).policies.proposer.frozen
+    assert not proposer_experiment.get_config("per_role" + model).policies.proposer.frozen
+    with pytest.raises(ValueError, match="form is 'duo', but must be one of: prompt, fixed, frozen_proposer, shared"):
+        proposer_experiment.get_config("duo")
+
+
+def shrink(config):
+    """Make a run of two steps small."""
+    config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
+    config.steps, config.mesh.data = 2, 1
+    config.algo.update(dict(group_size=2, minibatches=1, guard="off"))
+    config.task.update(dict(n_episodes=2, max_num_seqs=4))
+    config.eval.update(dict(every=2, games=4))
+    config.log.update(dict(games=0, tensorboard=False, progress=False))
+    validate.check(config)
+    return config
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("form", ["shared", "frozen_proposer", "per_role"])
+def test_a_small_run_with_a_proposer(form, tmp_path, monkeypatch):
+    """Let the bytes of the model be programs and predictions, so that episodes differ in their rewards."""
+    from envs.tasks.propose import task
+    from marl_jax.modes import train
+    from marl_jax.running.metrics import read_json_lines
+
+    async def checked(self, k, reply):
+        text = FAKE.format(len(set(reply.text)), len(reply.text)) if len(set(reply.text)) % 3 else ""
+        return task.programs.checked(task.shared_sandbox("process").settings, text, 1.0)
+
+    async def judged(ask, row, reply, sandbox):
+        right = [sum(one.tokens) % 2 == 0 for one in reply.replies]
+        for one, good in zip(reply.replies, right, strict=True):
+            one.reward(agent=float(good))
+        return [(good, None) for good in right]
+
+    monkeypatch.setattr(task._Episode, "_checked", checked)
+    monkeypatch.setattr(task, "judge_predictions", judged)
+    config = proposer_experiment.get_config(form)
+    config.task.params.sandbox = "process"  # the programs are harmless
+    train.train(shrink(config), tmp_path / "run")
+    rows = read_json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [row["episodes/finished"] for row in rows] == [2, 2]
+    assert any(row["task/valid"] for row in rows) and any(row["informative_share"] for row in rows)
+    assert all("task/invalid_no_program" in row for row in rows)
