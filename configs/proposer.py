@@ -1,4 +1,4 @@
-"""Proposer and solver in the forms that are compared: published, frozen and learning sources of problems.
+"""Proposer and solver with published problems, a frozen or a learning proposer.
 
 Every form that learns has room for the same number of completions per step. An episode with a proposer has GROUP
 proposals and SOLVERS predictions for each of them, one with a published problem GROUP predictions. Invalid proposals

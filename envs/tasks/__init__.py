@@ -24,6 +24,7 @@ TASKS.add("code", "envs.tasks.code.task:Code")
 TASKS.add("dataset", "envs.tasks.dataset_task:DatasetTask")
 TASKS.add("debate", "envs.tasks.debate.task:Debate")
 TASKS.add("debugging", "envs.tasks.debugging.task:Debugging")
+TASKS.add("design", "envs.tasks.design.task:Design")
 TASKS.add("discovery", "envs.tasks.discovery.task:Discovery")
 TASKS.add("half_blind", "envs.tasks.planning.half_blind:HalfBlind")
 TASKS.add("hidden_profile", "envs.tasks.hidden_profile.task:HiddenProfile")
@@ -39,6 +40,7 @@ TASKS.add("search", "envs.tasks.search.task:Search")
 TASKS.add("solver_checker", "envs.tasks.solver_checker:SolverChecker")
 TASKS.add("sql", "envs.tasks.sql.task:Sql")
 TASKS.add("story", "envs.tasks.story.task:Story")
+TASKS.add("workflow", "envs.tasks.design.execution:Execution")
 
 
 def make_task(name: str, **params: Any) -> Task:

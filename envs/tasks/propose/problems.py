@@ -24,7 +24,7 @@ CALLS = 2
 
 
 def problem(id: str, program: str, call: str, expect: str, source: str = "proposed") -> Row:
-    """Return the row of a problem in the form of CRUXEval: predict the output of a call."""
+    """Return the row of a problem in the form of CRUXEval."""
     question = f"```python\n{program.strip()}\n```\n\nassert {call} == ??"
     tests = [{"call": call, "expect": expect}]
     return make_row(source, id, question, tests, entry_point=NAME, solution=program, predict="output")
@@ -81,13 +81,11 @@ def references(dataset: str, seed: int, count: int, shown: int) -> Dataset:
     for number in range(count):
         rng = random.Random(f"proposer {seed} {number}")
         chosen = rng.sample(rows, min(shown, len(rows)))
-        given = [
-            {
-                "program": row["solution"],
-                "call": row["tests"][0]["call"],
-                "form": measured(parse(row["solution"]))["form"],
-            }
-            for row in chosen
-        ]
+        given = [_reference(row) for row in chosen]
         examples.append({"id": f"propose {number}", "references": given})
     return from_list(examples, "references for the proposer")
+
+
+def _reference(row: Row) -> dict[str, str]:
+    program = row["solution"]
+    return {"program": program, "call": row["tests"][0]["call"], "form": measured(parse(program))["form"]}

@@ -1,9 +1,9 @@
 """Checks of proposed problems, which run in processes of `ask.verify`.
 
 A proposal is a function f in a block labelled python and its arguments in a block labelled input. It is accepted if
-both can be read, the program imports only modules in ALLOWED, and two runs in the sandbox return the same short literal.
-Otherwise it has one of REASONS. The interpreter of the sandbox has a fixed hash seed, so the order of a set of strings
-counts as determined.
+both can be read, the program imports only modules in ALLOWED, and two runs in the sandbox return the same short
+literal. Otherwise it has one of REASONS. The interpreter of the sandbox has a fixed hash seed, so the order of a set of
+strings counts as determined.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from envs.tasks.sandbox import CallResult, Limits, same_sandbox
 NAME = "f"
 LONGEST_PROGRAM, LONGEST_INPUT, LONGEST_OUTPUT = 2000, 300, 300
 """Maximum number of characters."""
-ALLOWED = frozenset(
-    "abc bisect collections copy dataclasses decimal enum fractions functools heapq itertools json math operator re "
-    "statistics string textwrap typing".split()
-)
-CHANGING = frozenset("datetime os random secrets socket sys tempfile threading time urllib uuid".split())
-FORBIDDEN = frozenset("__import__ breakpoint compile eval exec globals id input locals open vars".split())
+ALLOWED = {
+    "abc", "bisect", "collections", "copy", "dataclasses", "decimal", "enum", "fractions", "functools", "heapq",
+    "itertools", "json", "math", "operator", "re", "statistics", "string", "textwrap", "typing",
+}  # fmt: skip
+CHANGING = {"datetime", "os", "random", "secrets", "socket", "sys", "tempfile", "threading", "time", "urllib", "uuid"}
+FORBIDDEN = {
+    "__import__", "breakpoint", "compile", "eval", "exec", "globals", "id", "input", "locals", "open", "vars",
+}  # fmt: skip
 REASONS = {
     "no_program": "There is no block labelled python.",
     "no_input": "There is no block labelled input, or it is empty.",
@@ -80,7 +82,7 @@ def _parsed(program: str) -> ast.Module:
 
 
 def _call(arguments: str) -> str:
-    """Return the call with these arguments, given as in a call or as a call of the function."""
+    """Return the call with these arguments, which may already be a call."""
     text = arguments if arguments.startswith(f"{NAME}(") else f"{NAME}({arguments})"
     try:
         text.encode("utf-8")

@@ -10,10 +10,10 @@ SYSTEM = (
     "You write programs for an exam in reading Python. A good problem is solved by some students and missed by others."
 )
 RULES = (
-    "Write a problem that differs from these: a function f of your own, and arguments for one call. A student must find "
-    "the value that f returns. The function must be deterministic, use only Python's standard library without input, "
-    "files, time or randomness, end quickly, and return a short value. Think briefly about what makes it hard, then end "
-    "with two blocks, the program and the arguments:\n"
+    "Write a problem that differs from these: a function f of your own, and arguments for one call. A student must "
+    "find the value that f returns. The function must be deterministic, use only Python's standard library without "
+    "input, files, time or randomness, end quickly, and return a short value. Think briefly about what makes it hard, "
+    "then end with two blocks, the program and the arguments:\n"
     "```python\ndef f(…):\n    …\n```\n```input\n…\n```"
 )
 

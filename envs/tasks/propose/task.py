@@ -116,18 +116,18 @@ class Proposal:
 
     Attributes:
         reply: The completion.
-        found: Result of `programs.checked`, or only a problem and its detail.
+        result: Result of `programs.checked`, or only a problem and its detail.
         rate: Share of the solver's candidates that are right; None if the solver did not see it.
     """
 
     reply: Reply
-    found: dict[str, Any]
+    result: dict[str, Any]
     rate: float | None = None
 
     @property
     def valid(self) -> bool:
         """Whether the proposal is a problem, new or not."""
-        return self.found["problem"] in ("", DUPLICATE)
+        return self.result["problem"] in ("", DUPLICATE)
 
 
 class _Episode:
@@ -138,10 +138,10 @@ class _Episode:
         """Propose, check, solve and reward."""
         chat = self.ask.chat(PROPOSER, system=prompts.SYSTEM)
         reply = await chat.say(prompts.propose(self.references), n=self.ask.candidates, label="propose")
-        found = await asyncio.gather(*(self._checked(k, one) for k, one in enumerate(reply.replies)))
-        proposals = [Proposal(*pair) for pair in zip(reply.replies, found, strict=True)]
+        results = await asyncio.gather(*(self._checked(k, one) for k, one in enumerate(reply.replies)))
+        proposals = [Proposal(*pair) for pair in zip(reply.replies, results, strict=True)]
         self._mark_duplicates(proposals)
-        new = [(k, one) for k, one in enumerate(proposals) if not one.found["problem"]]
+        new = [(k, one) for k, one in enumerate(proposals) if not one.result["problem"]]
         chats = [self.ask.chat(SOLVER, system=solving.PREDICT) for _ in new]
         await asyncio.gather(*(self._solve(k, one, chat) for (k, one), chat in zip(new, chats, strict=True)))
         for one in proposals:
@@ -164,19 +164,19 @@ class _Episode:
         seen = {(one["form"], one["call"]) for one in self.references}
         for one in proposals:
             if one.valid:
-                key = one.found["form"], one.found["call"]
-                one.found["problem"] = DUPLICATE if key in seen else ""
+                key = one.result["form"], one.result["call"]
+                one.result["problem"] = DUPLICATE if key in seen else ""
                 seen.add(key)
 
     async def _solve(self, k: int, proposal: Proposal, chat) -> None:
-        row = problems.problem(str(k), *(proposal.found[name] for name in ("program", "call", "expect")))
+        row = problems.problem(str(k), *(proposal.result[name] for name in ("program", "call", "expect")))
         reply = await chat.say(solving.predict(row), n=self.task.solvers, label="predict")
         judged = await judge_predictions(self.ask, row, reply, lambda: shared_sandbox(self.task.sandbox).settings)
         chat.keep(0)
         proposal.rate = sum(right for right, _ in judged) / len(judged)
 
     def _reward(self, proposal: Proposal) -> None:
-        reason, rate = proposal.found["problem"], proposal.rate
+        reason, rate = proposal.result["problem"], proposal.rate
         if not proposal.valid:
             proposal.reply.reward(process=-self.task.penalty)
         elif rate is not None:
@@ -184,15 +184,15 @@ class _Episode:
         if rate is not None:
             reason = f"solved by {rate:.0%}"
         text = programs.REASONS.get(reason, reason)
-        detail = proposal.found.get("detail", "")
-        proposal.reply.judge(proposal.valid, proposal.found.get("expect"), f"{text} {detail}".strip())
+        detail = proposal.result.get("detail", "")
+        proposal.reply.judge(proposal.valid, proposal.result.get("expect"), f"{text} {detail}".strip())
 
 
 def _metrics(proposals: Sequence[Proposal]) -> dict[str, float]:
     """Return shares of the proposals by their fate, and the diversity of the valid ones."""
-    n, valid = len(proposals), [one.found for one in proposals if one.valid]
+    n, valid = len(proposals), [one.result for one in proposals if one.valid]
     rates = [one.rate for one in proposals if one.rate is not None]
-    reasons = [one.found["problem"] for one in proposals]
+    reasons = [one.result["problem"] for one in proposals]
     metrics = {
         "valid": len(valid) / n,
         "duplicate": reasons.count(DUPLICATE) / n,
@@ -202,10 +202,11 @@ def _metrics(proposals: Sequence[Proposal]) -> dict[str, float]:
     if rates:
         metrics |= {"solve_rate": statistics.fmean(rates), "unsolved": rates.count(0) / len(rates)}
     if valid:
+        operators = [program["operators"] for program in valid]
         metrics |= {
-            "distinct_programs": len({found["form"] for found in valid}) / len(valid),
-            "program_lines": statistics.fmean(found["lines"] for found in valid),
-            "operators": statistics.fmean(len(found["operators"]) for found in valid),
-            "distinct_operators": float(len({kind for found in valid for kind in found["operators"]})),
+            "distinct_programs": len({program["form"] for program in valid}) / len(valid),
+            "program_lines": statistics.fmean(program["lines"] for program in valid),
+            "operators": statistics.fmean(map(len, operators)),
+            "distinct_operators": float(len({kind for kinds in operators for kind in kinds})),
         }
     return metrics

@@ -14,6 +14,7 @@ from tests.conftest import shared_data
 
 KWARGS = dict(dataset="sample", test_dataset="sample", n_examples=4)
 GOOD = block("def f(x):\n    return x * 3 + 1", "f(4)")
+IDENTITY = "def f(x):\n    return x"
 REFERENCES = {"id": "propose 0", "references": []}
 
 
@@ -38,10 +39,10 @@ def reason(text):
 BAD = {
     "no_program": ["", "f(x) = x", "```input\n1\n```", "```python\n\n```\n```input\n1\n```"],
     "no_input": ["```python\ndef f(x):\n    return x\n```", block("def f(x):\n    return x", "f()")],
-    "too_long": [block("def f(x):\n    return x\n" + "#" * 3000, "f(1)"), block("def f(x):\n    return x", f"f({'1' * 400})")],
+    "too_long": [block(IDENTITY + "\n#" * 3000, "f(1)"), block(IDENTITY, f"f({'1' * 400})")],
     "syntax": [block("def f(x) return x", "f(1)")],
     "no_function": [block("def g(x):\n    return x", "f(1)"), block("class f:\n    pass", "f(1)")],
-    "input_not_literal": [block("def f(x):\n    return x", f"f({x})") for x in ("y", "open('a')", "1 +", "**{}", "*[1]")],
+    "input_not_literal": [block(IDENTITY, f"f({x})") for x in ("y", "open('a')", "1 +", "**{}", "*[1]")],
     "forbidden": [block(f"import {name}\ndef f(x):\n    return x", "f(1)") for name in ("subprocess", "numpy")]
     + [block(f"def f(x):\n    return {call}", "f('1')") for call in ("eval(x)", "open(x)", "__import__(x)")],
     "not_deterministic": [
@@ -54,7 +55,7 @@ BAD = {
               block("def f(x):\n    print('x' * 10**6)\n    return 1", "f(1)")],
     "no_output": [block("def f(x):\n    print(x)", "f(1)"), block("def f(x):\n    return None", "f(1)")],
     "huge_output": [block("def f(x):\n    return [x] * 1000", "f(1)")],
-    "output_not_literal": [block("def f(x):\n    return object()", "f(1)"), block("def f(x):\n    return x", "f(float('nan'))"),
+    "output_not_literal": [block("def f(x):\n    return object()", "f(1)"), block(IDENTITY, "f(float('nan'))"),
                            block("def f(x):\n    return lambda: x", "f(1)")],
 }  # fmt: skip
 
@@ -186,7 +187,7 @@ def test_published_problems_are_what_their_programs_compute(monkeypatch):
     monkeypatch.setenv("MARL_JAX_DATA", str(shared_data("open/mbpp.jsonl.gz").parent))
     rows = problems.load("mbpp", "train")
     assert len(rows) > 700 and len(problems.load("cruxeval_output", "test")) == 800
-    for row in rows[:20]:
+    for row in rows[:8]:
         [test] = row["tests"]
         found = programs.checked({}, block(row["solution"], test["call"]), 1.0)
         assert literal(found["expect"]) == literal(test["expect"])
