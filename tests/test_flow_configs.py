@@ -2,8 +2,11 @@
 
 import pytest
 
-from configs import proposer
+from configs import flows, proposer
+from experiments import design as design_experiment
 from experiments import proposer as proposer_experiment
+from experiments import workflow_search as search_experiment
+from marl_jax.errors import ConfigError
 from marl_jax.schema import validate
 
 FAKE = "```python\ndef f(x):\n    return x * {}\n```\n```input\n{}\n```"
@@ -21,6 +24,31 @@ def test_proposers_are_valid_and_have_the_same_budget(model):
     assert not proposer_experiment.get_config("per_role" + model).policies.proposer.frozen
     with pytest.raises(ValueError, match="form is 'duo', but must be one of: prompt, fixed, frozen_proposer, shared"):
         proposer_experiment.get_config("duo")
+
+
+@pytest.mark.parametrize("model", ["", "+qwen2.5-coder-1.5b"])
+def test_designers_and_searches_are_valid(model):
+    for form in flows.DESIGN_FORMS:
+        config = design_experiment.get_config(form + model)
+        validate.check(config)
+        assert config.algo.seat_block == (flows.BLOCK if form in ("shared", "per_role") else 0)
+    for form in flows.SEARCH_FORMS:
+        validate.check(search_experiment.get_config(form + model))
+    with pytest.raises(ValueError, match="form is 'duo', but must be one of: prompt, fixed, shared, per_role"):
+        design_experiment.get_config("duo")
+
+
+def test_blocks_of_seats_need_two_seats_that_learn():
+    from marl_jax import setup
+
+    config = design_experiment.get_config("per_role")
+    config.policies.executor.frozen = True
+    with pytest.raises(ConfigError, match="seat_block is 10, but must be 0 unless .* learn; these do: designer"):
+        _ = setup.make(shrink(config)).rollout
+    config = search_experiment.get_config()
+    config.task.name, config.env.name, config.algo.seat_block = "", "tic_tac_toe", 3
+    with pytest.raises(ConfigError, match="seat_block is 3 with env.name 'tic_tac_toe', but must be 0 for games"):
+        validate.check(config)
 
 
 def shrink(config):
