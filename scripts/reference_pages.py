@@ -38,6 +38,7 @@ GROUP_TITLES = {
     "reward": "Rewards",
     "curriculum": "Curriculum",
     "eval": "Evaluation",
+    "search": "Workflow search",
     "play": "Play in the terminal",
     "serve": "Servers",
     "checkpoint": "Checkpoints",

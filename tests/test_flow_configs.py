@@ -90,3 +90,54 @@ def test_a_small_run_with_a_proposer(form, tmp_path, monkeypatch):
     assert [row["episodes/finished"] for row in rows] == [2, 2]
     assert any(row["task/valid"] for row in rows) and any(row["informative_share"] for row in rows)
     assert all("task/invalid_no_program" in row for row in rows)
+
+
+@pytest.mark.nightly
+def test_a_small_run_with_a_designer_trained_in_turn(tmp_path, monkeypatch):
+    """Let every other text of the byte model be a design, so that designs differ in their rewards."""
+    from envs.tasks.design import execution, task
+    from envs.tasks.workflow.designs import SINGLE, DesignError
+    from marl_jax.modes import train
+    from marl_jax.running.metrics import read_json_lines
+
+    def read_json(text):
+        if len(text) % 2:
+            raise DesignError("no_json", "odd")
+        return SINGLE
+
+    monkeypatch.setattr(task, "read_json", read_json)
+    monkeypatch.setattr(execution, "grade", grade_by_length)
+    config = shrink(design_experiment.get_config("per_role"))
+    config.algo.seat_block, config.task.params.executions = 1, 2
+    train.train(config, tmp_path / "run")
+    rows = read_json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [row["train_seat"] for row in rows] == [0, 1]
+    assert all(0 < row["task/accepted"] < 1 for row in rows)
+
+
+def grade_by_length(dataset, text, answer):
+    """Call completions of even length right."""
+    return {"right": len(text) % 2 == 0, "answer": str(len(text))}
+
+
+@pytest.mark.nightly
+def test_a_small_search_continues(tmp_path):
+    from marl_jax.evaluation.workflow_search import FILE
+    from marl_jax.modes import search
+
+    config = shrink(search_experiment.get_config())
+    config.search.update(dict(rounds=2, examples=4))
+    text = search.main(config, tmp_path / "run")
+    lines = (tmp_path / "run" / FILE).read_text()
+    assert "| search by policy |" in text and "| search by random |" in text
+    (tmp_path / "run" / FILE).write_text("".join(lines.splitlines(keepends=True)[:3]))
+    assert search.main(config, tmp_path / "run") == text
+    assert (tmp_path / "run" / FILE).read_text() == lines
+    config.search.editors = ("nobody",)
+    config.eval.temperature = 0.0
+    with pytest.raises(ConfigError, match=r"editors has 'nobody'(.|\n)*eval.temperature is 0, but must be > 0"):
+        search.main(config, tmp_path / "other")
+    config = shrink(proposer_experiment.get_config())
+    config.eval.temperature = 1.0
+    with pytest.raises(ConfigError, match="task.name is 'propose', but must be 'workflow' for --mode=search"):
+        search.main(config, tmp_path / "third")

@@ -66,7 +66,7 @@ class TurnSchedule:
         return (self.seats[step // self.seat_block % len(self.seats)],) if self.seat_block else ()
 
     def weigh(self, samples: Samples, step: int) -> Samples:
-        """Set the loss weights of other turns and seats to 0; their rewards and values stay."""
+        """Set the loss weights of other turns and seats to 0; rewards and values stay."""
         for chosen, of in ((self.at(step), samples.turn), (self.seats_at(step), samples.seat)):
             if chosen:
                 samples = samples.replace(loss_weights=samples.loss_weights * np.isin(of, chosen))
