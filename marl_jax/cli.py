@@ -38,6 +38,7 @@ MODES = {  # mode: function and its arguments
     "report": ("marl_jax.modes.report:main", ("workdir",)),
     "rank": ("marl_jax.modes.rank:main", ("workdir",)),
     "serve": ("marl_jax.modes.serve:main", ("config", "workdir")),
+    "search": ("marl_jax.modes.search:main", ("config", "workdir")),
     "label": ("marl_jax.modes.label:main", ("config", "workdir")),
     "serve_reward": ("marl_jax.modes.serve_reward:main", ("config", "workdir")),
     "export": ("marl_jax.modes.export:main", ("config", "workdir")),
@@ -46,7 +47,12 @@ MODES = {  # mode: function and its arguments
 }
 POPULATION = ("marl_jax.modes.population:main", ("config", "workdir"))  # --mode=train with config.population
 SWEEP = ("marl_jax.modes.sweep:main", ("members", "workdir"))  # --mode=train with --seeds or --sweep
-TRAINED = ("eval", "play", "export")  # modes that load a trained run, whose models may start from a first stage
+TRAINED = (
+    "eval",
+    "play",
+    "export",
+    "search",
+)  # modes that load a trained run, whose models may start from a first stage
 TOGETHER = ("train", "eval")  # modes that may run with several processes
 
 

@@ -39,6 +39,7 @@ GROUP_TITLES = {
     "reward": "Rewards",
     "curriculum": "Curriculum",
     "eval": "Evaluation",
+    "search": "Workflow search",
     "play": "Play in the terminal",
     "remote": "Remote models",
     "judge": "Judge of a task",

@@ -100,6 +100,13 @@ class PolicyGradientSettings(LearnerSettings):
         0, integer(0), "Number of steps for which one of train_turns is trained before the next; 0: all at once"
     )
 
+    seat_block: int = setting(
+        0,
+        integer(0),
+        "Number of steps for which one seat of a task is trained before the next, in the order of the roles; 0: all at "
+        "once",
+    )
+
     # Options that an algorithm with a critic declares again.
     gae: str = "turn"
     value_clip: float = 0.0
@@ -160,6 +167,8 @@ def check_train_turns(c: ConfigDict) -> Iterator[str]:
         yield (
             f"config.algo.train_turns is {c.algo.train_turns!r} with env.name {c.env.name!r}, but must be () for games"
         )
+    if c.algo.seat_block and not c.task.name:
+        yield f"config.algo.seat_block is {c.algo.seat_block} with env.name {c.env.name!r}, but must be 0 for games"
     if c.algo.turn_block and len(c.algo.train_turns) < 2:
         yield (
             f"config.algo.turn_block is {c.algo.turn_block} with algo.train_turns {c.algo.train_turns!r}, but blocks "

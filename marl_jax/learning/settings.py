@@ -80,6 +80,7 @@ class LearnerSettings:
     overlong_buffer: int = 1
     train_turns: tuple[int, ...] = ()
     turn_block: int = 0
+    seat_block: int = 0
 
     @property
     def reference(self) -> bool:

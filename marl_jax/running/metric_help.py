@@ -95,6 +95,8 @@ TRAINING: dict[str, dict[str, str]] = {
         "learning_rate": "Learning rate after schedule, signal scale, guard and rollbacks",
         "optimizer_steps": "Number of optimizer steps that were finite and had a signal",
         "completion_drop": "Mean drop in log-probability of good completions, as measured by the guard, in nats",
+        "train_turn": "Turn that this step trains (`algo.turn_block`)",
+        "train_seat": "Number of the seat that this step trains (`algo.seat_block`)",
         "rejected": "1 if the guard rejected the update",
         "skipped": "Number of optimizer steps that were skipped because a gradient was not finite",
         "skipped_in_a_row": "Number of consecutive updates that were skipped",

@@ -261,6 +261,14 @@ EVAL = {
     ),
 }
 
+SEARCH = {
+    "rounds": Field(10, integer(1, 1000), "Number of rounds of the first editor; others get as many tokens"),
+    "examples": Field(64, integer(1, 1 << 20), "Number of validation questions that score a workflow"),
+    "editors": Field(
+        ("policy", "random"), TEXTS, "Editors of workflows; 'policy', 'random' or remote models (URL#MODEL)"
+    ),
+}
+
 PLAY = {
     "opponent": Field(
         "", TEXT, "Bot ('bot' is the strongest one), run folder or URL#MODEL to play against; '': this run"
@@ -416,8 +424,8 @@ ALGO_NAME = Field("ppo", TEXT, "Name of the algorithm, which determines the othe
 GROUPS = {
     "env": ENV, "task": TASK, "model": MODEL, "model.lora": LORA, "rollout": ROLLOUT, "sampling": SAMPLING,
     "optim": OPTIM, "opponents": OPPONENTS, "population": POPULATION, "reward": REWARD, "curriculum": CURRICULUM,
-    "eval": EVAL, "play": PLAY, "remote": REMOTE, "judge": JUDGE, "serve": SERVE, "checkpoint": CHECKPOINT,
-    "mesh": MESH, "distributed": DISTRIBUTED, "log": LOG,
+    "eval": EVAL, "search": SEARCH, "play": PLAY, "remote": REMOTE, "judge": JUDGE, "serve": SERVE,
+    "checkpoint": CHECKPOINT, "mesh": MESH, "distributed": DISTRIBUTED, "log": LOG,
 }  # fmt: skip
 
 FIELDS: dict[str, Field] = {

@@ -203,7 +203,9 @@ class TaskSetup(Setup):
             samples=samples,
             split=c.task.split,
             reward_levels={level: c.reward[level] for level in ("team", "agent", "process")},
-            schedule=TurnSchedule(self.algo.train_turns, self.algo.turn_block),
+            schedule=TurnSchedule(
+                self.algo.train_turns, self.algo.turn_block, self._learning_seats, self.algo.seat_block
+            ),
             journal=None if self.workdir is None else self.workdir / JOURNAL,
             process=self.process,
             gather=processes.gather,
@@ -211,6 +213,25 @@ class TaskSetup(Setup):
             place=self.place,
             row_multiple=parts // count,
         )
+
+    @property
+    def _learning_seats(self) -> tuple[int, ...]:
+        """Seats with a policy that is not frozen.
+
+        Raises:
+            ConfigError: There are blocks of seats, but fewer than two seats learn.
+        """
+        players = [self.seating.policies(seat) for seat in range(len(self.task.roles))]
+        seats = tuple(seat for seat, some in enumerate(players) if any(self.learns[policy] for policy in some))
+        if self.algo.seat_block and len(seats) < 2:
+            learning = ", ".join(self.task.roles[seat] for seat in seats) or "none"
+            raise ConfigError(
+                [
+                    f"config.algo.seat_block is {self.algo.seat_block}, but must be 0 unless at least two seats of the "
+                    f"task learn; these do: {learning}"
+                ]
+            )
+        return seats
 
     def environment(self) -> dict[str, Any]:
         """Return the settings that must match to resume from a checkpoint."""

@@ -18,13 +18,24 @@ from envs.tasks.task import Ask, Outcome
 
 
 async def play_prediction(ask: Ask, row: Row, continuation: str, sandbox: Callable[[], Mapping]) -> Outcome:
-    """Play one prediction problem.
-
-    A readable assertion is rewarded with 0.2, and a correct one with another 0.8.
-    """
+    """Play one prediction problem."""
     chat = ask.chat(0, system=prompts.PREDICT)
     reply = await chat.say(prompts.predict(row), n=ask.candidates, label="predict")
+    judged = await judge_predictions(ask, row, reply, sandbox)
+    right, answer = judged[reply.replies.index(keep_one(ask, chat, reply, continuation))]
+    return Outcome(right, {"parse_failure": float(answer is None)}, answer=answer)
 
+
+async def judge_predictions(
+    ask: Ask, row: Row, reply: Reply, sandbox: Callable[[], Mapping]
+) -> list[tuple[bool, str | None]]:
+    """Reward and judge every candidate of a prediction.
+
+    A readable assertion is rewarded with 0.2, and a correct one with another 0.8.
+
+    Returns:
+        For each candidate, whether it is right, and its answer or None.
+    """
     given = ast.unparse(parse(row["tests"][0]["call"], "eval"))
 
     async def one(k: int, candidate: Reply) -> tuple[bool, str | None]:
@@ -35,9 +46,7 @@ async def play_prediction(ask: Ask, row: Row, continuation: str, sandbox: Callab
         candidate.judge(right, answer)
         return right, answer
 
-    judged = await asyncio.gather(*(one(k, candidate) for k, candidate in enumerate(reply.replies)))
-    right, answer = judged[reply.replies.index(keep_one(ask, chat, reply, continuation))]
-    return Outcome(right, {"parse_failure": float(answer is None)}, answer=answer)
+    return list(await asyncio.gather(*(one(k, candidate) for k, candidate in enumerate(reply.replies))))
 
 
 async def holds(ask: Ask, row: Row, case: dict, given: str, sandbox: Callable[[], Mapping], name: str) -> bool:

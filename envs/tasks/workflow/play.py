@@ -67,6 +67,7 @@ async def play(
     *,
     continuation: str = "best",
     system: str | None = None,
+    opened: Mapping[str, Chat] | None = None,
 ) -> Walk:
     """Play a workflow from its start to its end.
 
@@ -77,10 +78,11 @@ async def play(
         score: Called for steps with rewards, and for steps without if they turn out to be the last.
         continuation: Candidate to keep.
         system: System prompt of roles that have none.
+        opened: Chats by role that are open already, such as those of workflows that are played concurrently.
     """
     values = {**dict.fromkeys(workflow.roles, ""), **values}  # roles that have not spoken yet are empty
     scores: dict[str, Any] = dict.fromkeys(workflow.roles)
-    chats: dict[str, Chat] = {}
+    chats: dict[str, Chat] = dict(opened or {})
     turns: list[Turn] = []
 
     async def set_scores(turn: Turn) -> None:

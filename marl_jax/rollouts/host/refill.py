@@ -16,6 +16,7 @@ def informative_examples(
     n_seats: int,
     reward_levels: Mapping[str, float] | None = None,
     turns: Sequence[int] = (),
+    seats: Sequence[int] = (),
 ) -> list[bool]:
     """Return for each example whether one of its groups is informative for a learning seat.
 
@@ -27,6 +28,7 @@ def informative_examples(
         n_seats: Number of seats, P.
         reward_levels: Weights of team, agent and process rewards.
         turns: Turns that learn; () for all.
+        seats: Seats that learn; () for all.
     """
     levels = {"team": 1.0, "agent": 1.0, "process": 1.0, **(reward_levels or {})}
     returns: dict[tuple, dict[int, np.ndarray]] = {}  # (example, group) -> member -> float [P]
@@ -43,11 +45,11 @@ def informative_examples(
         total = returns.setdefault(group, {}).setdefault(answer.member, np.zeros(n_seats))
         total += levels["team"] * reward.team
         total[row.chat.seat] += levels["agent"] * reward.agent + levels["process"] * reward.process
-        if row.policy >= 0 and (not turns or answer.said.turn in turns):
+        if row.policy >= 0 and (not turns or answer.said.turn in turns) and (not seats or row.chat.seat in seats):
             learning.setdefault(group, set()).add(row.chat.seat)
     informative = [False] * len(examples)
-    for group, seats in learning.items():
-        of_seats = np.stack(list(returns[group].values()), axis=1)[sorted(seats)]
+    for group, learners in learning.items():
+        of_seats = np.stack(list(returns[group].values()), axis=1)[sorted(learners)]
         informative[group[0]] |= bool(np.any(differ(of_seats, np.ones(of_seats.shape, bool))))
     return informative
 

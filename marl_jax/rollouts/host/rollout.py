@@ -44,30 +44,39 @@ FAILED_STEPS = 3
 
 @dataclasses.dataclass(frozen=True)
 class TurnSchedule:
-    """Schedule of the turns that learn, which depends only on the step.
+    """Schedule of the turns and seats that learn, a function of the step.
 
     Attributes:
         turns: Turns that learn, counted from 0, in the order in which blocks train them; () for all turns.
         block: Number of steps for which one of the turns learns before the next, cyclically; 0 trains all at once.
+        seats: Seats that learn, in the order in which blocks train them.
+        seat_block: The same for the seats.
     """
 
     turns: tuple[int, ...] = ()
     block: int = 0
+    seats: tuple[int, ...] = ()
+    seat_block: int = 0
 
     def at(self, step: int) -> tuple[int, ...]:
         """Return the turns that learn at a step; () for all."""
         return (self.turns[step // self.block % len(self.turns)],) if self.block else self.turns
 
+    def seats_at(self, step: int) -> tuple[int, ...]:
+        """Return the seats that learn at a step; () for all."""
+        return (self.seats[step // self.seat_block % len(self.seats)],) if self.seat_block else ()
+
     def weigh(self, samples: Samples, step: int) -> Samples:
-        """Set the loss weights of other turns to 0; their rewards and values stay."""
-        turns = self.at(step)
-        if not turns:
-            return samples
-        return samples.replace(loss_weights=samples.loss_weights * np.isin(samples.turn, turns))
+        """Set the loss weights of other turns and seats to 0; rewards and values stay."""
+        for chosen, of in ((self.at(step), samples.turn), (self.seats_at(step), samples.seat)):
+            if chosen:
+                samples = samples.replace(loss_weights=samples.loss_weights * np.isin(of, chosen))
+        return samples
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Return the turn of the current block, if there are blocks."""
-        return {"train_turn": float(self.at(step)[0])} if self.block else {}
+        """Return the turn and the seat of the current block, if there are blocks."""
+        turn = {"train_turn": float(self.at(step)[0])} if self.block else {}
+        return turn | ({"train_seat": float(self.seats_at(step)[0])} if self.seat_block else {})
 
 
 @dataclasses.dataclass(eq=False)
@@ -216,8 +225,14 @@ class HostRollout:
         return [episodes[i : i + self.samples] for i in range(0, len(episodes), self.samples)]
 
     def _informative(self, examples: Sequence[Sequence[Episode]], state: State) -> list[bool]:
-        turns = self.schedule.at(int(state["step"]))
-        return informative_examples(examples, len(self.runner.task.roles), self.reward_levels, turns)
+        step = int(state["step"])
+        return informative_examples(
+            examples,
+            len(self.runner.task.roles),
+            self.reward_levels,
+            self.schedule.at(step),
+            self.schedule.seats_at(step),
+        )
 
     def after_update(self, state: State, params: Any, step: int) -> State:
         """Return the state unchanged: weights are published when the next rollout starts."""

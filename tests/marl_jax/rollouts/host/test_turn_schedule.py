@@ -46,6 +46,30 @@ def test_only_the_weights_of_other_turns_change(schedule):
     assert metrics.get("train_turn") == (0 if schedule.block else None)
 
 
+@given(TURNS, st.integers(1, 7), st.integers(0, 100))
+def test_seats_take_turns_too(seats, block, cycle):
+    schedule = TurnSchedule(seats=seats, seat_block=block)
+    start = cycle * block * len(seats)
+    steps = [schedule.seats_at(step) for step in range(start, start + block * len(seats))]
+    assert steps == [(seat,) for seat in seats for _ in range(block)]
+    assert schedule.at(start) == () and schedule.metrics(start) == {"train_seat": seats[0]}
+
+
+def test_only_the_weights_of_other_seats_change():
+    schedule = TurnSchedule(seats=(0, 1), seat_block=2)
+    rollout, plain = (make_rollout(conversation, time_order=True, schedule=s) for s in (schedule, TurnSchedule()))
+    try:
+        for step, seat in ((1, 0), (2, 1), (4, 0)):
+            state = dict(rollout.init(None, None), step=step)
+            (samples, _, metrics), (every, *_) = rollout({}, state), plain({}, state)
+            np.testing.assert_array_equal(samples.loss_weights, every.loss_weights * (every.seat == seat))
+            np.testing.assert_array_equal(samples.rewards, every.rewards)
+            assert metrics["train_seat"] == seat and set(every.seat[every.loss_weights > 0]) == {0, 1}
+    finally:
+        rollout.close()
+        plain.close()
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [

@@ -1,0 +1,1 @@
+"""Tasks that play a declared workflow, and workflows written by a policy."""
