@@ -115,8 +115,11 @@ class TaskSetup(Setup):
             sampling = Sampling(temperature, max_new_tokens=c.max_new_tokens)
             learner = number if self.learns[number] else -1
             speakers.append(
-                Speaker(self.sampler, backbone.tokenizer, sampling, c.max_length, number, backbone.name, learner)
-            )
+                Speaker(
+                    self.sampler, backbone.tokenizer, sampling, c.max_length, number, backbone.name, learner,
+                    tool_format=c.tool_format,
+                )
+            )  # fmt: skip
         return speakers
 
     def runner(
@@ -132,6 +135,13 @@ class TaskSetup(Setup):
             **changes: Other arguments of `EpisodeRunner`, such as `speakers`.
         """
         c, task = self.config.task, task or self.task
+        if candidates > 1 and not task.forks:
+            raise ConfigError(
+                [
+                    f"config.algo.name is {self.config.algo.name!r}, but must compare complete episodes, such as grpo: "
+                    "the tools of the task cannot be forked for several candidates"
+                ]
+            )
         try:
             task.prepare()
         except RuntimeError as error:
