@@ -1,4 +1,4 @@
-"""Tools: questions that need a calculator and a table, answered by one agent or by a caller and a reader.
+"""Tools: an agent, or caller and reader, answer with a calculator and a table.
 
     python launch.py --config=experiments/tools.py --config.steps=10                     # the embedded model
     python launch.py --config=experiments/tools.py:single_grpo+qwen2.5-coder-0.5b        # on a GPU

@@ -104,7 +104,7 @@ class Hermes(Parser):
     _end = re.compile(r"\s*(?:</tool_call>|\Z|(?=<tool_call>))")
 
     def held_from(self, text: str) -> int:
-        """Return the index of the first tag, or of the beginning of one at the end."""
+        """Return the index of the first, possibly unfinished, tag."""
         start = text.find("<tool_call>")
         return start if start >= 0 else len(text) - _overlap(text, "<tool_call>")
 
@@ -134,7 +134,10 @@ class Llama3(Parser):
         return 0 if not text.strip() or text.lstrip().startswith(("{", "<")) else len(text)
 
     def attempts(self, text: str) -> Iterator[Attempt]:
-        """Yield the objects if the text has nothing else; other JSON, such as an answer, is no call."""
+        """Yield the objects if the text has nothing else.
+
+        Other JSON, such as an answer, is no call.
+        """
         at, attempts = _end_of(self._open, text, 0), []
         while text.startswith("{", at):
             call, end = _decode(text, at)
@@ -157,7 +160,7 @@ class Fenced(Parser):
     _separator, _close = re.compile(r"[\s,;\]]*"), re.compile(r"(?:```)?")
 
     def held_from(self, text: str) -> int:
-        """Return the index of the first fence or tag, or 0 if the completion may be a call."""
+        """Return the index of the first fence or tag, or 0 for bare JSON."""
         if not text.strip() or text.lstrip().startswith("{"):
             return 0
         fence = text.find("```")
@@ -174,7 +177,10 @@ class Fenced(Parser):
             yield from Llama3().attempts(text)
 
     def _in_fences(self, text: str) -> Iterator[Attempt]:
-        """Yield the objects of fenced blocks, one, several or a list; other JSON is no call."""
+        """Yield the objects of fenced blocks: one, several or a list.
+
+        Other JSON, such as an answer, is no call.
+        """
         at = 0
         while (opened := self._open.search(text, at)) is not None:
             start, at = opened.start(), opened.end()
@@ -256,7 +262,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _decode(text: str, start: int) -> tuple[ToolCall | None, int]:
-    """Return the call in the JSON value at an index and the index after it; None if it is not JSON."""
+    """Return the call at an index, None if unreadable, and its end."""
     try:
         value, length = _DECODER.raw_decode(text[start:])  # an error counts the lines before it
     except (ValueError, RecursionError):
@@ -292,7 +298,7 @@ def _looks_like_call(text: str) -> bool:
 
 def _index(text: str, word: str, start: int) -> int:
     """Return the index of a word, or the length of the text."""
-    return found if (found := text.find(word, start)) >= 0 else len(text)
+    return index if (index := text.find(word, start)) >= 0 else len(text)
 
 
 def _end_of(pattern: re.Pattern, text: str, start: int) -> int:

@@ -50,9 +50,9 @@ class Chat(abc.ABC):
     async def results(
         self, texts: Sequence[str], n: int = 1, sampling: Mapping[str, Any] | None = None, label: str | None = None
     ) -> Reply:
-        """Add the results of the last reply's tool calls as tool messages, and return the seat's next reply.
+        """Add the results of the last reply's tool calls and return the next reply.
 
-        Results are never trained on.
+        They become tool messages, which are never trained on.
 
         Args:
             texts: Results in the order of the calls. Several calls may share one result.
@@ -127,7 +127,7 @@ class Chat(abc.ABC):
     async def _answer(
         self, text: str | tuple[str, ...], n: int, sampling: dict[str, Any], label: str | None
     ) -> Sequence[Reply]:
-        """Return `n` replies to the conversation so far followed by a user message, or by results of tools."""
+        """Return `n` replies to the conversation followed by a text or by tool results."""
 
     @abc.abstractmethod
     def _keep(self, k: int) -> None:

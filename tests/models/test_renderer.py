@@ -180,7 +180,8 @@ def test_a_bad_call_does_not_hide_the_next_one():
 
 
 @given(st.lists(st.sampled_from([
-    "<tool_call>", "</tool_call>", "```", "```json\n", "{", "}", "[", "]", '"name": "add"', '"arguments": {}', ",", ";", " ",
+    "<tool_call>", "</tool_call>", "```", "```json\n", "{", "}", "[", "]", '"name": "add"', '"arguments": {}', ",", ";",
+    " ",
     "a", '"', ADD, "\n", "<|python_tag|>",
 ]), max_size=12).map("".join))  # fmt: skip
 def test_attempts_are_parts_of_the_text_in_order(text):

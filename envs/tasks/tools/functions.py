@@ -18,7 +18,9 @@ _MARK = "_tool_schema"
 
 
 def tool(function: F) -> F:
-    """Make a function or a method a tool, whose schema is made from its type hints and docstring.
+    """Make a function or a method a tool.
+
+    Its schema is made from its type hints and docstring, which has Google style.
 
     The function may be a coroutine. Others must be quick, because they run in the event loop. A result that is not a
     string is shown as JSON. A `ToolError` is shown to the policy; any other exception is a bug and ends the episode.
@@ -37,9 +39,9 @@ class Functions(Tools):
     def __init__(self, *members: Any):
         self._members, self._functions = members, {}
         for member in members:
-            if not (found := list(_tools_of(member))):
+            if not (own := list(_tools_of(member))):
                 raise ValueError(f"the member {member!r} of Functions has no tools, but must have the decorator @tool")
-            self._functions |= {getattr(one, _MARK)["function"]["name"]: one for one in found}
+            self._functions |= {getattr(one, _MARK)["function"]["name"]: one for one in own}
         self.schemas = [getattr(one, _MARK) for member in members for one in _tools_of(member)]
         check_names(self.names)
 
@@ -58,7 +60,7 @@ class Functions(Tools):
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
     def problem(self, name: str, arguments: dict[str, Any]) -> str | None:
-        """Return what is wrong with the arguments of a call, or None; there are no further parameters."""
+        """Return what is wrong with the arguments; further ones are not possible."""
         parameters = self.schema(name)["parameters"] | {"additionalProperties": False}
         return schemas.problem(parameters, arguments, "arguments")
 

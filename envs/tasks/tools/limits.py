@@ -1,4 +1,7 @@
-"""Tool calls of an episode within limits: bad calls become error messages that the policy reads."""
+"""Tool calls of an episode within limits.
+
+Bad calls become error messages that the policy reads.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ CUT = " … (the result was cut off)"
 
 
 class ToolFailed(EpisodeError):
-    """An exception in a tool, which is a bug of the tool and not of the policy."""
+    """An exception in a tool, which is no mistake of the policy."""
 
     reason = "tool_failed"
 
@@ -93,7 +96,7 @@ class ToolUse:
         return texts
 
     def fork(self, k: int) -> ToolUse:
-        """Return a copy for candidate `k` of a turn, whose calls do not affect the others."""
+        """Return a copy for candidate `k`, whose calls do not affect the others."""
         if not self.tools.forkable:
             raise TaskError("fork: the tools cannot be forked, so a turn must have one candidate")
         other = ToolUse(self.ask, self.tools.fork(), self.limits, f"tool.{k}")

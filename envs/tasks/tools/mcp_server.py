@@ -1,4 +1,4 @@
-"""Tools of MCP servers, programs that are started here and answer over standard input and output.
+"""Tools of MCP servers, which are started here and answer over standard output.
 
 A connection of the package `mcp` must be opened and closed in the same coroutine, so every process has one
 (`_Process._serve`), which runs until the process is closed. Servers are trusted: they are not sandboxed.
@@ -82,20 +82,20 @@ class McpServer:
             {"name": one.name, "description": one.description or "", "parameters": one.input_schema}
             for one in listed.tools
         ]
-        found = [{"type": "function", "function": function} for function in functions]
+        listed_schemas = [{"type": "function", "function": function} for function in functions]
         try:
-            for one in found:
+            for one in listed_schemas:
                 schemas.check(one["function"]["parameters"], one["function"]["name"])
-            check_names([one["function"]["name"] for one in found])
+            check_names([one["function"]["name"] for one in listed_schemas])
         except ValueError as error:
             raise RuntimeError(f"the MCP server {self.command!r} cannot be used: {error}") from error
-        if not found:
+        if not listed_schemas:
             raise RuntimeError(f"the MCP server {self.command!r} has no tools, but must have at least one")
-        return found
+        return listed_schemas
 
     @contextlib.asynccontextmanager
     async def process(self) -> AsyncIterator[_Process]:
-        """Take a process out of the pool of this event loop, and return it if it still works."""
+        """Take a process out of the pool, and return it if it still works."""
         loop = asyncio.get_running_loop()
         pool = self._pools.setdefault(loop, _Pool(self.processes))
         async with pool.places:
@@ -134,27 +134,27 @@ class _Process:
         """Start the process if it is not running."""
         if self.alive:
             return
-        ready = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._serve(ready))
-        await ready
+        started = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._serve(started))
+        await started
 
-    async def _serve(self, ready: asyncio.Future) -> None:
+    async def _serve(self, started: asyncio.Future) -> None:
         """Keep the connection open until `close`."""
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(self._server.seconds):
                     self._client = await stack.enter_async_context(_client(self._server, self._words))
-                if not ready.done():
-                    ready.set_result(None)
+                if not started.done():
+                    started.set_result(None)
                 await self._end.wait()
         except BaseException as error:
-            if ready.done():
+            if started.done():
                 raise
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             late = isinstance(error, TimeoutError)
             reason = f"no answer in {self._server.seconds:g} s" if late else f"{type(error).__name__}: {error}"
-            ready.set_exception(RuntimeError(self.problem(f"did not start: {reason}")))
+            started.set_exception(RuntimeError(self.problem(f"did not start: {reason}")))
         finally:
             self._words.close()
 
@@ -201,8 +201,8 @@ class _McpTools(Tools):
 
     forkable = False
 
-    def __init__(self, server: McpServer, found: list[dict[str, Any]]):
-        self.schemas, self._server = found, server
+    def __init__(self, server: McpServer, known: list[dict[str, Any]]):
+        self.schemas, self._server = known, server
         self._stack, self._process = contextlib.AsyncExitStack(), None
         self._made = 0  # calls that the process has answered
         self._recorded = 0  # calls of the episode

@@ -1,4 +1,4 @@
-"""JSON schemas: made from the signature of a Python function, and checked against the arguments of a call."""
+"""JSON schemas of Python functions, and checks of arguments against schemas."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def problem(schema: Any, value: Any, place: str, root: Any = None) -> str | None
     if isinstance(schema, bool):
         return None if schema else f"{place} is {_shown(value)}, but must not be given"
     for keyword, rule in schema.items():
-        if keyword in _CHECKS and (found := _CHECKS[keyword](rule, value, place, root, schema)) is not None:
-            return found
+        if keyword in _CHECKS and (mismatch := _CHECKS[keyword](rule, value, place, root, schema)) is not None:
+            return mismatch
     return None
 
 
@@ -183,8 +183,8 @@ def _required(rule, value, place, root, schema):
 
 def _properties(rule, value, place, root, schema):
     for name, one in rule.items() if isinstance(value, dict) else ():
-        if name in value and (found := problem(one, value[name], f"{place}.{name}", root)) is not None:
-            return found
+        if name in value and (mismatch := problem(one, value[name], f"{place}.{name}", root)) is not None:
+            return mismatch
 
 
 def _additional(rule, value, place, root, schema):
@@ -192,21 +192,21 @@ def _additional(rule, value, place, root, schema):
     for name in [name for name in value if name not in known] if isinstance(value, dict) else ():
         if rule is False:
             return f"{place}.{name} is not a parameter; the parameters are: {', '.join(known) or 'none'}"
-        if (found := problem(rule, value[name], f"{place}.{name}", root)) is not None:
-            return found
+        if (mismatch := problem(rule, value[name], f"{place}.{name}", root)) is not None:
+            return mismatch
 
 
 def _items(rule, value, place, root, schema):
     first = len(schema.get("prefixItems", ()))
     for i, item in enumerate(value[first:], first) if isinstance(value, list) else ():
-        if (found := problem(rule, item, f"{place}[{i}]", root)) is not None:
-            return found
+        if (mismatch := problem(rule, item, f"{place}[{i}]", root)) is not None:
+            return mismatch
 
 
 def _prefix_items(rule, value, place, root, schema):
     for i, (one, item) in enumerate(zip(rule, value, strict=False)) if isinstance(value, list) else ():
-        if (found := problem(one, item, f"{place}[{i}]", root)) is not None:
-            return found
+        if (mismatch := problem(one, item, f"{place}[{i}]", root)) is not None:
+            return mismatch
 
 
 def _unique(rule, value, place, root, schema):
@@ -235,8 +235,8 @@ def _pattern(rule, value, place, root, schema):
 
 
 def _any_of(rule, value, place, root, schema):
-    found = [problem(one, value, place, root) for one in rule]
-    return None if None in found else " or ".join(str(one) for one in found)
+    mismatch = [problem(one, value, place, root) for one in rule]
+    return None if None in mismatch else " or ".join(str(one) for one in mismatch)
 
 
 def _one_of(rule, value, place, root, schema):
@@ -245,7 +245,7 @@ def _one_of(rule, value, place, root, schema):
 
 
 def _all_of(rule, value, place, root, schema):
-    return next((found for one in rule if (found := problem(one, value, place, root)) is not None), None)
+    return next((mismatch for one in rule if (mismatch := problem(one, value, place, root)) is not None), None)
 
 
 def _not(rule, value, place, root, schema):

@@ -59,7 +59,7 @@ def read_answer(text: str) -> str | None:
 
 
 def is_right(answer: str, gold: str) -> bool:
-    """Compare an answer exactly: as numbers if both are, which may have separators, and otherwise as text."""
+    """Compare an answer with the gold one, as numbers if both are numbers."""
     one, other = _number(answer), _number(gold)
     if one is not None and other is not None:
         return one == other
@@ -241,7 +241,7 @@ class _Episode:
         return Outcome(right, metrics | self.use.metrics(), "done" if turn.answer else "no_answer", turn.answer)
 
     async def _say(self, chat: Chat, request: str | Sequence[str], reads: bool = False) -> tuple[Reply, _Turn]:
-        """Play one turn: run the calls of every candidate on a fork of the tools, reward it, and keep one."""
+        """Play one turn: run the calls of every candidate, and keep one."""
         self.turns += 1
         n, label = self.ask.candidates, "answer" if reads else "act"
         say = (
@@ -263,7 +263,10 @@ class _Episode:
         return kept, turn
 
     async def _tried(self, chat: Chat, reads: bool, reply: Reply, use: ToolUse) -> _Turn:
-        """Run the calls of a candidate, unless there is no turn left to read their results, or read its answer."""
+        """Run the calls of a candidate, or read its answer.
+
+        Calls are not run if there is no turn left to read their results.
+        """
         if reply.calls and self.turns < self.task.turns:
             return _Turn("calls", use, await use.run(chat, reply))
         if reply.calls:

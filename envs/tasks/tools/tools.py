@@ -9,7 +9,7 @@ from envs.tasks.tools import schemas
 
 
 class ToolError(Exception):
-    """An error that the policy sees as the result of its call, such as a division by zero."""
+    """An error that the policy reads, such as a division by zero."""
 
 
 class ToolTimeout(ToolError):

@@ -136,7 +136,7 @@ class Speaker:
             raise RunError(f"the chat template of {self.tokenizer.name} cannot render tools: {error}") from error
 
     def shorten(self, text: str, tokens: int) -> str:
-        """Return the beginning of a text, with at most this number of tokens and `CHARACTERS` times as many letters."""
+        """Return the beginning of a text, with at most this number of tokens."""
         text = self.tokenizer.strip_special(text[: tokens * CHARACTERS])
         ids = self.tokenizer.encode(text)
         return text if len(ids) <= tokens else self.tokenizer.decode(ids[:tokens]).rstrip("\ufffd")
