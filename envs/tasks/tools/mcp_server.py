@@ -220,6 +220,7 @@ class _McpTools(Tools):
             return await self._answer(self._process, name, arguments, seconds)
         finally:
             self._made += 1
+            self._recorded += 1
 
     async def _answer(self, process: _Process, name: str, arguments: dict[str, Any], seconds: float) -> str:
         from mcp import MCPError

@@ -9,17 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from envs.tasks import make_task
 from envs.tasks.replies import TaskError
 from envs.tasks.task import Outcome
-from envs.tasks.tools import Functions, Tools
-from marl_jax.errors import RunError
+from envs.tasks.tools import Functions, Tools, ToolUse
+from marl_jax.errors import ConfigError, RunError
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.journal import path_of
 from marl_jax.sampling.settings import Sampling
+from marl_jax.setup.tasks import TaskSetup
 from models.chat_templates import BUILTIN
 from models.tool_calls import parser_of
 from tests.conftest import shared_data
@@ -303,10 +307,15 @@ class Unforkable(Tools):
     schemas = Functions(Notes()).schemas
 
 
+def test_candidates_with_tools_that_cannot_fork_are_refused_before_the_run():
+    task = make_task("tools", server="server", tools=())
+    config = ConfigDict(dict(task=dict(name="tools"), algo=dict(name="at_grpo")))
+    with pytest.raises(ConfigError, match="config.algo.name is 'at_grpo', but must compare complete episodes"):
+        TaskSetup.runner(types.SimpleNamespace(config=config, task=task), 1.0, 0, candidates=2)
+
+
 def test_candidates_with_tools_that_cannot_fork_fail_their_episodes():
     async def play(ask, example):
-        from envs.tasks.tools import ToolUse
-
         async with ToolUse(ask, Unforkable()) as use:
             reply = await ask.chat(0, tools=use.tools).say(example, n=ask.candidates)
             await asyncio.gather(*(use.fork(k).run(None, r) for k, r in enumerate(reply.replies)))
