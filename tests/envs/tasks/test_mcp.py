@@ -135,16 +135,16 @@ def test_an_episode_may_have_a_process_of_its_own(command):
 
 @needs_mcp
 def test_calls_of_an_episode(command):
-    task = make_task("tools", server=command, tools=(), per_turn=5, seconds=0.5)
+    task = make_task("tools", server=command, tools=(), per_turn=5, seconds=4.0)
     task.prepare()
     assert not task.forks
     use = ToolUse(ScriptedAsk(OneRole(), lambda *_: ""), task.episode_tools(), task.limits)
     chat = use.ask.chat(0, tools=use.tools)
     texts = asyncio.run(use.run(chat, called(
-        ("add", {"a": 1}), ("add", {"a": "1"}), ("hang", {"seconds": 9}), ("fail", {}), ("subtract", {}),
+        ("add", {"a": 1}), ("add", {"a": "1"}), ("hang", {"seconds": 99}), ("fail", {}), ("subtract", {}),
     )))  # fmt: skip
     assert texts[:3] == [
-        "2", 'Error: arguments.a is "1", but must be of type integer', "Error: the call took more than 0.5 s",
+        "2", 'Error: arguments.a is "1", but must be of type integer', "Error: the call took more than 4 s",
     ]  # fmt: skip
     assert "fail" in texts[3] and "there is no tool 'subtract'" in texts[4]
     assert [use.counts[kind] for kind in ("valid", "invalid", "late", "failed", "unknown")] == [1] * 5
