@@ -65,7 +65,6 @@ from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.server import in_loop
 from marl_jax.serving.openai.calls import Call, ServedModel
 from marl_jax.serving.openai.endpoint import Endpoint
-from marl_jax.serving.openai.tool_calls import Llama3
 from marl_jax.serving.sessions.sessions import Session
 from models.chat_templates import BUILTIN
 from models.config import ModelConfig
@@ -73,6 +72,7 @@ from models.model import Model, build
 from models.tokenizers import Tokenizer
 from models.tokenizers.bpe import CONTROL, NORMAL, byte_characters, byte_level_bpe
 from models.tokenizers.tokenizer import build as build_tokenizer
+from models.tool_calls import Llama3
 
 CLIENTS = Path(__file__).with_name("drift_clients.py")
 TEMPLATES = ("qwen2.5", "qwen3", "llama3", "smollm2")

@@ -22,9 +22,9 @@ import numpy as np
 import optax
 
 from configs import models as model_configs
-from marl_jax.serving.openai.prompts import Renderer
 from models import registry, tokenizers
 from models.model import build
+from models.renderer import Renderer
 from models.weights.export import export
 
 SIZES = {"test": 80, "validation": 24}  # number of sums; the others are in train.jsonl

@@ -22,10 +22,11 @@ class Chat(abc.ABC):
         path: Identifies the chat among those of the seat in an episode: its number, and for a fork the numbers of the
             forks it came from.
         turn: Number of replies so far, including those before a fork.
+        schemas: Schemas of the tools that the seat may call, in OpenAI's format.
     """
 
-    def __init__(self, seat: int, path: tuple[int, ...] = (0,)):
-        self.seat, self.path, self.turn = seat, path, 0
+    def __init__(self, seat: int, path: tuple[int, ...] = (0,), schemas: Sequence[Mapping[str, Any]] = ()):
+        self.seat, self.path, self.turn, self.schemas = seat, path, 0, tuple(schemas)
         self._last: Reply | None = None
         self._open: Candidates | None = None  # candidates of the last turn, until one of them is kept
         self._busy = False
@@ -44,11 +45,38 @@ class Chat(abc.ABC):
         """
         if not isinstance(text, str):
             raise TaskError(f"say: text is {text!r}, but must be a string")
+        return await self._turn("say", text, n, sampling, label)
+
+    async def results(
+        self, texts: Sequence[str], n: int = 1, sampling: Mapping[str, Any] | None = None, label: str | None = None
+    ) -> Reply:
+        """Add the results of the last reply's tool calls and return the next reply.
+
+        They become tool messages, which are never trained on.
+
+        Args:
+            texts: Results in the order of the calls. Several calls may share one result.
+            n: See `say`.
+            sampling: See `say`.
+            label: See `say`. It must not depend on the tool that was called, which the policy chose: replies would be
+                compared with a baseline that depends on the action.
+        """
+        if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
+            raise TaskError(f"results: texts is {texts!r:.200}, but must be a list of at least one string")
+        self._check_settled("results")
+        calls = 0 if self._last is None else len(self._last.calls)
+        if len(texts) > calls:
+            raise TaskError(f"results: there are {len(texts)} texts, but the last reply has {calls} tool calls")
+        return await self._turn("results", tuple(texts), n, sampling, label)
+
+    async def _turn(
+        self, what: str, text: str | tuple[str, ...], n: int, sampling: Mapping[str, Any] | None, label: str | None
+    ) -> Reply:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise TaskError(f"say: n is {n!r}, but must be an integer >= 1")
+            raise TaskError(f"{what}: n is {n!r}, but must be an integer >= 1")
         if label is not None and not isinstance(label, str):
-            raise TaskError(f"say: label is {label!r}, but must be a string or None")
-        self._check_settled("say")
+            raise TaskError(f"{what}: label is {label!r}, but must be a string or None")
+        self._check_settled(what)
         self._busy = True
         try:
             replies = await self._answer(text, n, dict(sampling or {}), label)
@@ -92,8 +120,14 @@ class Chat(abc.ABC):
             raise TaskError(f"{what}: the last reply has {len(self._open.replies)} candidates; call keep(k) first")
 
     @abc.abstractmethod
-    async def _answer(self, text: str, n: int, sampling: dict[str, Any], label: str | None) -> Sequence[Reply]:
-        """Return `n` replies to the conversation so far followed by `text`."""
+    def shorten(self, text: str, tokens: int) -> str:
+        """Return the beginning of a text, with at most this number of tokens."""
+
+    @abc.abstractmethod
+    async def _answer(
+        self, text: str | tuple[str, ...], n: int, sampling: dict[str, Any], label: str | None
+    ) -> Sequence[Reply]:
+        """Return `n` replies to the conversation followed by a text or by tool results."""
 
     @abc.abstractmethod
     def _keep(self, k: int) -> None:

@@ -77,6 +77,21 @@ class Verdict(TypedDict):
     score: NotRequired[float]
 
 
+@dataclasses.dataclass(frozen=True)
+class ToolCall:
+    """A tool call in a reply.
+
+    Attributes:
+        name: Name of the tool, or "" if it cannot be read.
+        arguments: Arguments as a JSON object. If they cannot be read, the text that the model wrote.
+        problem: Reason why the call cannot be read, or "".
+    """
+
+    name: str
+    arguments: str
+    problem: str = ""
+
+
 class Reply:
     """One completion of a seat.
 
@@ -85,8 +100,10 @@ class Reply:
         verdict: Judgement given to `judge`, or None.
     """
 
-    def __init__(self, text: str, tokens: Sequence[int] = (), finish: str = "stop"):
-        self._text, self._tokens, self._finish = text, tuple(tokens), finish
+    def __init__(
+        self, text: str, tokens: Sequence[int] = (), finish: str = "stop", calls: Sequence[ToolCall] = ()
+    ):  # fmt: skip
+        self._text, self._tokens, self._finish, self._calls = text, tuple(tokens), finish, tuple(calls)
         self.rewards = Rewards()
         self.verdict: Verdict | None = None
 
@@ -104,6 +121,11 @@ class Reply:
     def finish(self) -> str:
         """Reason why the completion ended: "stop", or "length" at the token limit."""
         return self._finish
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Tool calls, including those that cannot be read; () in a chat without tools."""
+        return self._calls
 
     @property
     def replies(self) -> tuple[Reply, ...]:
@@ -168,6 +190,11 @@ class Candidates(Reply):
     def finish(self) -> str:
         """Reason why the kept candidate ended."""
         return self._chosen("finish").finish
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Tool calls of the kept candidate."""
+        return self._chosen("calls").calls
 
     @property
     def rewards(self) -> Rewards:

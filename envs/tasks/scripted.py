@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -13,24 +13,30 @@ from envs.tasks.chat import Chat
 from envs.tasks.judges import Referee
 from envs.tasks.replies import CallFailed, CallTimeout, EpisodeError, Reply, TaskError
 from envs.tasks.task import Outcome, Session, Task
+from envs.tasks.tools.tools import Tools
 
-Answering = Callable[[int, list[dict[str, str]], int], str | Awaitable[str]]
-"""(seat, messages so far, index of the candidate) -> reply."""
+Answering = Callable[[int, list[dict[str, str]], int], str | Reply | Awaitable[str | Reply]]
+"""(seat, messages so far, index of the candidate) -> reply. A reply with tool calls is a `Reply`."""
 
 
 class ScriptedChat(Chat):
     """A chat stored as a list of `{"role", "content"}` messages."""
 
-    def __init__(self, ask: ScriptedAsk, seat: int, messages: Sequence[dict[str, str]], path: tuple[int, ...] = (0,)):
-        super().__init__(seat, path)
+    def __init__(
+        self, ask: ScriptedAsk, seat: int, messages: Sequence[dict[str, str]], path: tuple[int, ...] = (0,),
+        schemas: Sequence[Mapping[str, Any]] = (),
+    ):  # fmt: skip
+        super().__init__(seat, path, schemas)
         self.messages, self._ask, self._texts = [dict(m) for m in messages], ask, ()
 
     async def _answer(self, text, n, sampling, label):
-        self.messages.append({"role": "user", "content": text})
+        results = isinstance(text, tuple)
+        self.messages += [{"role": "tool" if results else "user", "content": t} for t in (text if results else (text,))]
         await asyncio.sleep(0)
-        texts = [self._ask.answer(self.seat, self.messages, k) for k in range(n)]
-        self._texts = [await text if inspect.isawaitable(text) else text for text in texts]
-        replies = [Reply(text) for text in self._texts]
+        given = [self._ask.answer(self.seat, self.messages, k) for k in range(n)]
+        given = [await one if inspect.isawaitable(one) else one for one in given]
+        replies = [one if isinstance(one, Reply) else Reply(one) for one in given]
+        self._texts = [reply.text for reply in replies]
         self._ask.replies += [(self.seat, self.turn, reply) for reply in replies]
         return replies
 
@@ -38,7 +44,11 @@ class ScriptedChat(Chat):
         self.messages.append({"role": "assistant", "content": self._texts[k]})
 
     def _copy(self, path):
-        return ScriptedChat(self._ask, self.seat, self.messages, path)
+        return ScriptedChat(self._ask, self.seat, self.messages, path, self.schemas)
+
+    def shorten(self, text, tokens):
+        """Return the beginning of a text, taking a character for a token."""
+        return text[:tokens]
 
 
 class ScriptedAsk:
@@ -63,11 +73,12 @@ class ScriptedAsk:
         self.step, self.judge = step, judge
         self.replies: list[tuple[int, int, Reply]] = []
 
-    def chat(self, seat: int, system: str | None = None) -> ScriptedChat:
+    def chat(self, seat: int, system: str | None = None, tools: Tools | None = None) -> ScriptedChat:
         """Open a new chat with a seat."""
         if not 0 <= seat < len(self.task.roles):
             raise TaskError(f"chat: seat is {seat!r}, but must be 0 to {len(self.task.roles) - 1}")
-        return ScriptedChat(self, seat, [] if system is None else [{"role": "system", "content": system}])
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        return ScriptedChat(self, seat, messages, schemas=() if tools is None else tools.schemas)
 
     async def verify(self, function: Callable, *args: Any, limit: float = 5.0, name: str | None = None) -> Any:
         """Call a function and return its result."""

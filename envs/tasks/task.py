@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 from envs.tasks.chat import Chat
 from envs.tasks.judges.referee import Referee
+from envs.tasks.tools.tools import Tools
 from envs.tasks.workflow.graph import Workflow
 
 SPLITS = ("train", "validation", "test")
@@ -116,10 +117,15 @@ class Ask(Protocol):
     step: int
     judge: Referee | None
 
-    def chat(self, seat: int, system: str | None = None) -> Chat:
+    def chat(self, seat: int, system: str | None = None, tools: Tools | None = None) -> Chat:
         """Open a new, empty chat with a seat.
 
         Chats that are used concurrently must be opened before the first await.
+
+        Args:
+            seat: Index of the seat.
+            system: System message.
+            tools: Tools that the seat may call; the prompt describes them, and `reply.calls` has its calls.
         """
         ...
 
@@ -167,12 +173,14 @@ class Task:
         roles: Names of the seats.
         serves: Whether `ask.session()` is available, for episodes that run other programs.
         concurrency: Maximum number of episodes that are played at the same time.
+        forks: Whether several candidates per turn are possible. False for tools that cannot be forked.
         graph: The workflow that plays the task, if there is one. Reports show a drawing of it.
     """
 
     roles: tuple[str, ...]
     serves: bool = False
     concurrency: int = 4096
+    forks: bool = True
     graph: Workflow | None = None
 
     @property

@@ -114,6 +114,11 @@ TASK = {
     "max_new_tokens": Field(256, integer(1, 1 << 17), "Maximum number of tokens per completion"),
     "max_num_seqs": Field(64, integer(1, 1 << 16), "Maximum number of sequences decoded at the same time"),
     "max_length": Field(2048, integer(2, 1 << 21), "Maximum number of tokens per conversation"),
+    "tool_format": Field(
+        "auto",
+        choice("auto", "hermes", "llama3", "fenced"),
+        "Format of tool calls; auto chooses hermes or llama3 by the chat template, fenced also reads JSON without tags",
+    ),
 }
 
 REWARD = {

@@ -147,8 +147,11 @@ class TaskSetup(Setup):
             sampling = Sampling(temperature, max_new_tokens=c.max_new_tokens)
             learner = number if self.learns[number] else -1
             speakers.append(
-                Speaker(self.sampler, backbone.tokenizer, sampling, c.max_length, number, backbone.name, learner)
-            )
+                Speaker(
+                    self.sampler, backbone.tokenizer, sampling, c.max_length, number, backbone.name, learner,
+                    tool_format=c.tool_format,
+                )
+            )  # fmt: skip
         sampling = Sampling(temperature, max_new_tokens=c.max_new_tokens)
         return speakers + [remote_speaker(place, sampling, self.remote_models) for place in self.places]
 
@@ -165,6 +168,13 @@ class TaskSetup(Setup):
             **changes: Other arguments of `EpisodeRunner`, such as `speakers`.
         """
         c, task = self.config.task, task or self.task
+        if candidates > 1 and not task.forks:
+            raise ConfigError(
+                [
+                    f"config.algo.name is {self.config.algo.name!r}, but must compare complete episodes, such as grpo: "
+                    "the tools of the task cannot be forked for several candidates"
+                ]
+            )
         try:
             task.prepare()
         except RuntimeError as error:

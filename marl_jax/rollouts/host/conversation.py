@@ -4,8 +4,9 @@ With a system text S, task texts U and V, and a completion A, the ids of a chat 
 
     encode(system_open S system_close user_open U user_close_and_reply)  A  encode(reply_close_and_user V …)
 
-where the names are those of `models.chat.ChatParts`. The ids of A are the sampled ones without the stop token, which is
-replaced by the end of turn of the template. Reasoning in earlier completions stays in the chat, even if a template
+where the names are those of `models.chat.ChatParts`. With tools, the opening and the text around the results of tools
+are rendered by the chat template (`models.renderer`). The ids of A are the sampled ones without the stop token, which
+is replaced by the end of turn of the template. Reasoning in earlier completions stays in the chat, even if a template
 would drop it (Qwen3), so that the policy continues from the tokens that it sampled.
 """
 
@@ -14,14 +15,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from envs.tasks.chat import Chat
-from envs.tasks.replies import ChatFull, EpisodeError, Reply, TaskError
+from envs.tasks.replies import ChatFull, EpisodeError, Reply, TaskError, ToolCall
 from marl_jax.errors import RunError
 from marl_jax.sampling.settings import Sampling
 from models import chat as templates
+from models.renderer import Renderer
 from models.tokenizers import Tokenizer
 
 OPTIONS = ("max_new_tokens", "stop_strings")
@@ -32,6 +35,9 @@ REPLY = "reply "
 
 OPENINGS = 4096
 """Number of chat openings whose ids are cached."""
+
+CHARACTERS = 16
+"""Maximum number of characters per token of a shortened text; the rest is not tokenized."""
 
 
 class AnswerLost(EpisodeError):
@@ -78,6 +84,7 @@ class Speaker:
         number: Number of the policy in `Samples`; -1 if it does not learn.
         options: Options of the chat template, such as enable_thinking.
         remote: Whether completions come from outside the run. They are journaled, and not given to the learner.
+        tool_format: Format of the tool calls, one of `models.tool_calls.FORMATS`.
     """
 
     sampler: Sampler
@@ -89,30 +96,68 @@ class Speaker:
     number: int = 0
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     remote: bool = False
+    tool_format: str = "auto"
 
     @functools.cached_property
     def parts(self) -> templates.ChatParts:
         """Fixed strings of the chat template."""
         return templates.chat_parts(self.tokenizer, **self.options)
 
-    def opening(self, system: str | None, text: str) -> list[int]:
+    @functools.cached_property
+    def renderer(self) -> Renderer:
+        """Renderer of conversations with tools, with the parser of the calls."""
+        return Renderer(self.tokenizer, self.options, self.tool_format)
+
+    def opening(self, system: str | None, text: str, tools: str = "") -> list[int]:
         """Return the ids of a chat up to its first completion.
 
         Special tokens in the texts are removed, so that no text can forge a turn.
+
+        Args:
+            system: System message.
+            text: First user message.
+            tools: Schemas of the tools as a JSON list, or "".
         """
-        return list(self._openings(system, text))  # cached, because all episodes of an example start with it
+        return list(self._openings(system, text, tools))  # cached, because all episodes of an example start with it
 
     @functools.cached_property
     def _openings(self):
         return functools.lru_cache(OPENINGS)(self._encode_opening)
 
-    def _encode_opening(self, system: str | None, text: str) -> list[int]:
+    def _encode_opening(self, system: str | None, text: str, tools: str) -> list[int]:
         clean = self.tokenizer.strip_special
+        if tools and self.remote:
+            raise RunError(f"the remote model {self.backbone} plays a role with tools, but only policies can call tools")
+        if tools:
+            user = {"role": "user", "content": clean(text)}
+            messages = [user] if system is None else [{"role": "system", "content": clean(system)}, user]
+            return self._rendered(self.renderer.opening, messages, json.loads(tools))
         return self.tokenizer.encode(self.parts.opening(None if system is None else clean(system), clean(text)))
 
     def continuation(self, text: str) -> list[int]:
         """Return the ids between a completion and the next one."""
         return self.tokenizer.encode(self.parts.continuation(self.tokenizer.strip_special(text)))
+
+    def results(self, texts: Sequence[str]) -> list[int]:
+        """Return the ids between a completion with tool calls and the next one."""
+        return self._rendered(self.renderer.results, [self.tokenizer.strip_special(text) for text in texts])
+
+    def _rendered(self, render: Callable[..., list[int]], *args: Any) -> list[int]:
+        try:
+            return render(*args)
+        except templates.ChatTemplateError as error:  # it would fail in every episode
+            raise RunError(f"the chat template of {self.tokenizer.name} cannot render tools: {error}") from error
+
+    def shorten(self, text: str, tokens: int) -> str:
+        """Return the beginning of a text, with at most this number of tokens."""
+        text = self.tokenizer.strip_special(text[: tokens * CHARACTERS])
+        ids = self.tokenizer.encode(text)
+        return text if len(ids) <= tokens else self.tokenizer.decode(ids[:tokens]).rstrip("\ufffd")
+
+    def calls(self, ids: list[int]) -> list[ToolCall]:
+        """Return the tool calls in the ids of a completion."""
+        calls = (attempt.call for attempt in self.renderer.parser.attempts(self.tokenizer.decode(ids)))
+        return [ToolCall(call.name, call.arguments, call.problem) for call in calls]
 
     def content(self, ids: list[int]) -> list[int]:
         """Return the ids of a completion without the stop token at its end."""
@@ -132,7 +177,7 @@ class Said:
         contents: Ids of the candidates without the stop token.
         replies: Candidates as returned to the task.
         kept: Candidate that the chat continues with; None while it is undecided.
-        text: Text of the task before the completion.
+        text: Text of the task, or results of tools, before the completion.
     """
 
     start: int
@@ -155,8 +200,10 @@ class TokenChat(Chat):
         prompt_len: Number of tokens before the first completion, also in a fork.
     """
 
-    def __init__(self, ask, seat: int, system: str | None, path: tuple[int, ...]):
-        super().__init__(seat, path)
+    def __init__(
+        self, ask, seat: int, system: str | None, path: tuple[int, ...], schemas: Sequence[Mapping[str, Any]] = ()
+    ):  # fmt: skip
+        super().__init__(seat, path, schemas)
         self.system, self.tokens, self.said, self.prompt_len = system, [], [], 0
         self._ask, self._tokenizer = ask, None
         ask.chats.append(self)
@@ -168,7 +215,7 @@ class TokenChat(Chat):
                 f"seat {self.seat} changes from the tokenizer {before.name} to {speaker.tokenizer.name} at "
                 f"turn {self.turn}, but all policies of a chat need the same tokenizer"
             )
-        ids = self.tokens + (speaker.continuation(text) if self.tokens else speaker.opening(self.system, text))
+        ids = self.tokens + self._new_ids(speaker, text)
         request = self._request(speaker, len(ids), sampling)
         try:
             sampled = speaker.sampler.answer(ids, request, policy=speaker.policy, n=n)
@@ -184,20 +231,36 @@ class TokenChat(Chat):
         written = [answer.tokens.tolist() for answer in answers]
         contents = [speaker.content(tokens) for tokens in written]
         replies = [
-            Reply(speaker.tokenizer.decode(content, skip_special=True), tokens, answer.finish)
+            Reply(
+                speaker.tokenizer.decode(content, skip_special=True), tokens, answer.finish,
+                speaker.calls(content) if self.schemas else (),
+            )
             for content, tokens, answer in zip(contents, written, answers, strict=True)
-        ]
+        ]  # fmt: skip
         self.prompt_len = self.prompt_len or len(ids)
         self.tokens, self._tokenizer = ids, speaker.tokenizer
-        self.said.append(Said(len(ids), self.turn, label, speaker, list(answers), contents, replies, text=text))
+        shown = text if isinstance(text, str) else "\n\n".join(text)
+        self.said.append(Said(len(ids), self.turn, label, speaker, list(answers), contents, replies, text=shown))
         return replies
+
+    def _new_ids(self, speaker: Speaker, text: str | tuple[str, ...]) -> list[int]:
+        """Return the ids to append to the chat before the next completion."""
+        if not isinstance(text, str):
+            return speaker.results(text)
+        if self.tokens:
+            return speaker.continuation(text)
+        return speaker.opening(self.system, text, json.dumps(self.schemas) if self.schemas else "")
+
+    def shorten(self, text, tokens):
+        """Return the beginning of a text, with at most this number of tokens."""
+        return self._ask.speaker(self.seat, self.turn).shorten(text, tokens)
 
     def _keep(self, k):
         self.said[-1].kept = k
         self.tokens = self.tokens + self.said[-1].contents[k]
 
     def _copy(self, path):
-        other = TokenChat(self._ask, self.seat, self.system, path)
+        other = TokenChat(self._ask, self.seat, self.system, path, self.schemas)
         other.tokens, other.prompt_len, other._tokenizer = self.tokens, self.prompt_len, self._tokenizer
         return other
 

@@ -22,6 +22,7 @@ import numpy as np
 from envs.tasks.judges import Referee
 from envs.tasks.replies import CallFailed, CallTimeout, EpisodeError, TaskError
 from envs.tasks.task import Outcome, Session, Task
+from envs.tasks.tools.tools import Tools
 from envs.tasks.workers import Workers
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host.conversation import RemoteLost, Speaker, TokenChat, derive_seed
@@ -101,15 +102,17 @@ class EpisodeAsk:
         self._closed = False
         self.random = random.Random(self.seed("random"))
 
-    def chat(self, seat: int, system: str | None = None) -> TokenChat:
+    def chat(self, seat: int, system: str | None = None, tools: Tools | None = None) -> TokenChat:
         """Open a new, empty chat with a seat."""
         seats = len(self._runner.task.roles)
         if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat < seats:
             raise TaskError(f"chat({seat!r}): the seat must be an integer from 0 to {seats - 1}")
         if system is not None and not isinstance(system, str):
             raise TaskError(f"chat(system={system!r}): system must be a string or None")
+        if not isinstance(tools, Tools | None):
+            raise TaskError(f"chat(tools={tools!r:.200}): tools must be envs.tasks.tools.Tools or None")
         number, self._opened[seat] = self._opened[seat], self._opened[seat] + 1
-        return TokenChat(self, seat, system, (number,))
+        return TokenChat(self, seat, system, (number,), () if tools is None else tools.schemas)
 
     async def verify(self, function: Callable, *args: Any, limit: float = 5.0, name: str | None = None) -> Any:
         """Call a function in another process, with a time limit."""

@@ -23,12 +23,13 @@ from marl_jax.sampling.requests import OnTokens
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.errors import ApiError, shutting_down
 from marl_jax.serving.http.guard import Limits
-from marl_jax.serving.openai import requests, text, tool_calls
+from marl_jax.serving.openai import requests, text
 from marl_jax.serving.openai.json_output import JsonOutput, SchemaConstraints
-from marl_jax.serving.openai.prompts import FEW, LONGEST_TOKEN, SHORT, Renderer
 from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.sessions.traces import CallTrace, TraceError, TraceFile
+from models import tool_calls
 from models.chat import ChatTemplateError
+from models.renderer import FEW, LONGEST_TOKEN, SHORT, Renderer
 
 
 class ServingSampler(Sampler, Protocol):
@@ -73,7 +74,7 @@ class ServedModel:
         """
         tokenizer = speaker.tokenizer
         output = JsonOutput(tokenizer, vocab or tokenizer.vocab_size)
-        return cls(name, speaker, Renderer(tokenizer, speaker.options), output)
+        return cls(name, speaker, speaker.renderer, output)
 
     @property
     def sampler(self) -> ServingSampler:

@@ -7,8 +7,8 @@ from typing import Any
 
 from marl_jax.serving.openai import requests
 from marl_jax.serving.openai.calls import Call
-from marl_jax.serving.openai.prompts import Renderer
 from marl_jax.serving.openai.text import TextStream, tokens_within, visible
+from models.renderer import Renderer
 
 LEAST = -9999.0  # replaces a log-prob of minus infinity, which JSON cannot represent
 

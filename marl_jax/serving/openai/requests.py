@@ -16,7 +16,8 @@ from typing import Any
 from marl_jax.sampling.settings import LEAST_TEMPERATURE, LEAST_TOP_P, Constraint, Sampling
 from marl_jax.serving.http.errors import ApiError
 from marl_jax.serving.http.guard import Limits
-from marl_jax.serving.openai.prompts import Message, read_messages
+from marl_jax.serving.openai.messages import read_messages
+from models.renderer import Message
 
 MOST_SAMPLES = 128
 MOST_STOPS = 16

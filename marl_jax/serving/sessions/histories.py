@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from marl_jax.serving.openai.calls import Call
-from marl_jax.serving.openai.prompts import Message
 from marl_jax.serving.openai.requests import CompletionRequest
+from models.renderer import Message
 
 _sorted = json.JSONEncoder(sort_keys=True).encode
 THOUGHTS = re.compile(r"<think>.*?</think>|^.*?</think>", re.DOTALL)

@@ -18,7 +18,7 @@ from marl_jax.evaluation.records import PARSE_FAILURE
 from marl_jax.interactive.game_table import GameTable, PolicySeat, Taken
 from marl_jax.serving.openai import calls
 from marl_jax.serving.openai.calls import Call, ServedModel
-from marl_jax.serving.openai.prompts import read_messages
+from marl_jax.serving.openai.messages import read_messages
 from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.remote_bot import chat_of
 

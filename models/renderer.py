@@ -1,6 +1,6 @@
-"""Render the messages of a chat request to token ids with the model's chat template.
+"""Rendering of conversations with tools to token ids.
 
-A first request is rendered and tokenized as a whole. A request that continues an earlier completion keeps the ids that
+A new conversation is rendered and tokenized as a whole. One that continues an earlier completion keeps the ids that
 were read and sampled before, and tokenizes only the new text. To find it, the completion is replaced by a marker. The
 text that the template writes after the marker, including the end of the assistant turn, is new.
 """
@@ -8,16 +8,12 @@ text that the template writes after the marker, including the end of the assista
 from __future__ import annotations
 
 import array
-import contextlib
 import functools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_jax.serving.http.errors import ApiError
-from marl_jax.serving.openai import tool_calls
-from models import chat
+from models import chat, tool_calls
 from models.tokenizers import Tokenizer
 from models.tokenizers.token_bytes import TokenBytes
 
@@ -33,7 +29,6 @@ LONGEST_TOKEN = 256
 """Characters of the longest token of any vocabulary. A text with more per token of the context cannot fit."""
 REMEMBERED = 256
 """Number of short texts whose ids are cached. The sessions of a group ask the same question, often repeatedly."""
-ROLES = {"developer": "system", "function": "tool"}
 
 
 class Renderer:
@@ -42,12 +37,13 @@ class Renderer:
     Args:
         tokenizer: Tokenizer with the chat template.
         options: Options of the chat template, such as enable_thinking.
+        tool_format: Format of the model's tool calls, one of `tool_calls.FORMATS`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any] | None = None):
+    def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any] | None = None, tool_format: str = "auto"):
         self.tokenizer, self.options = tokenizer, dict(options or {})
         self.tools_in_template = takes_tools(tokenizer.template)
-        self.parser = tool_calls.parser_of(tokenizer.template)
+        self.parser = tool_calls.parser_of(tokenizer.template, tool_format)
         control = [t.content for t in tokenizer.rust.get_added_tokens_decoder().values() if t.special]
         self._known_ids = functools.lru_cache(REMEMBERED)(lambda text: array.array("i", tokenizer.encode(text)))
         self._control = re.compile("|".join(re.escape(t) for t in sorted(control, key=len, reverse=True)) or "(?!)")
@@ -69,10 +65,20 @@ class Renderer:
         """
         marked = [*messages[:known], {"role": "assistant", "content": MARK}, *messages[known + 1 :]]
         before, mark, rest = self._text(marked, tools, options).partition(MARK)
-        if not mark or MARK in rest:
+        later = sum(message["content"].count(MARK) for message in messages[known + 1 :])
+        if not mark or rest.count(MARK) != later:
             problem = "the chat template does not render an earlier completion exactly once"
             raise chat.ChatTemplateError(problem, self.tokenizer.template_source)
         return self._ids(rest)
+
+    def results(self, texts: Sequence[str]) -> list[int]:
+        """Return the token ids between a completion with tool calls and the next one.
+
+        Args:
+            texts: Results of the calls.
+        """
+        call = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+        return self.continuation([*call, *({"role": "tool", "content": text} for text in texts)], 1)
 
     @functools.cached_property
     def token_bytes(self) -> TokenBytes:
@@ -91,7 +97,7 @@ class Renderer:
         if self.tools_in_template:
             named["tools"] = self._clean(list(tools)) or None
         else:
-            messages = tool_calls.in_words(messages, self._clean(list(tools)))
+            messages = tool_calls.in_words(messages, self._clean(list(tools)), self.parser)
         return self.tokenizer.chat(messages, **named)
 
     def _clean(self, value: Any) -> Any:
@@ -119,65 +125,3 @@ def takes_tools(template: str) -> bool:
         return MARK in chat.render(template, [{"role": "user", "content": "u"}], tools=[tool])
     except (chat.ChatTemplateError, ValueError):
         return False
-
-
-# ----------------------------------------------------------------------------------------------- messages of a body
-
-
-def read_messages(value: Any) -> list[Message]:
-    """Return the messages of a request in the format that chat templates expect."""
-    if not isinstance(value, list) or not value:
-        raise _refusal("messages", value, "a list of at least one message")
-    return [_read_message(message, f"messages[{i}]") for i, message in enumerate(value)]
-
-
-def _read_message(value: Any, place: str) -> Message:
-    if not isinstance(value, dict):
-        raise _refusal(place, value, "an object with role and content")
-    given = value.get("role")
-    role = ROLES.get(given, given) if isinstance(given, str) else None
-    if role not in chat.ROLES:
-        raise _refusal(f"{place}.role", given, "one of: " + ", ".join((*chat.ROLES, *ROLES)))
-    message: Message = {"role": role, "content": _read_content(value.get("content"), f"{place}.content", role)}
-    if role == "assistant" and value.get("tool_calls"):
-        message["tool_calls"] = _read_tool_calls(value["tool_calls"], f"{place}.tool_calls")
-    return message
-
-
-def _read_content(value: Any, place: str, role: str) -> str:
-    if isinstance(value, str):
-        return value
-    if value is None and role == "assistant":
-        return ""
-    if not isinstance(value, list):
-        raise _refusal(place, value, "a string or a list of parts of type text")
-    texts = []
-    for i, part in enumerate(value):
-        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
-        if not isinstance(text, str) or part.get("type") not in ("text", "refusal"):
-            raise _refusal(f"{place}[{i}]", part, 'a part {"type": "text", "text": …}')
-        texts.append(text)
-    return "".join(texts)
-
-
-def _read_tool_calls(value: Any, place: str) -> list[dict]:
-    calls = []
-    for i, call in enumerate(value if isinstance(value, list) else [value]):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _refusal(f"{place}[{i}]", call, 'an object {"function": {"name", "arguments"}}')
-        arguments = function.get("arguments", "{}")
-        if isinstance(arguments, str):  # templates serialize them again
-            with contextlib.suppress(ValueError, RecursionError):
-                arguments = json.loads(arguments or "{}")
-        calls.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}})
-    return calls
-
-
-def _refusal(place: str, value: Any, expected: str) -> ApiError:
-    return ApiError(400, f"{place} is {_short(value)}, but must be {expected}", param=place.partition("[")[0])
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else f"{text[:80]}…"
