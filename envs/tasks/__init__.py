@@ -38,6 +38,7 @@ TASKS.add("search", "envs.tasks.search.task:Search")
 TASKS.add("solver_checker", "envs.tasks.solver_checker:SolverChecker")
 TASKS.add("sql", "envs.tasks.sql.task:Sql")
 TASKS.add("story", "envs.tasks.story.task:Story")
+TASKS.add("verilog", "envs.tasks.verilog.task:Verilog")
 
 
 def make_task(name: str, **params: Any) -> Task:
