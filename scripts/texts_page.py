@@ -26,6 +26,8 @@ FORMS = {
     "sokoban, two roles": dict(name="sokoban", roles="two", **LEVELS),
     "sudoku, two roles, local view": dict(name="sudoku", roles="two", view="local", mask_invalid=True, **LEVELS),
     "pursuit, local view": dict(name="pursuit", view="local"),
+    "warehouse": dict(name="warehouse"),
+    "warehouse, local view": dict(name="warehouse", view="local"),
 }
 HEAD = f"""# Texts
 

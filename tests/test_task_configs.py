@@ -10,7 +10,7 @@ from marl_jax.schema import validate
 MODELS = ("", "+qwen2.5-coder-0.5b")
 
 
-@pytest.mark.parametrize("name", ["sql", "search", "discovery", "tools"])
+@pytest.mark.parametrize("name", ["sql", "search", "discovery", "tools", "verilog"])
 def test_every_form_can_run_and_samples_as_many_completions(name):
     experiment = importlib.import_module(f"experiments.{name}")
     for model in MODELS:

@@ -42,6 +42,7 @@ TASKS.add("solver_checker", "envs.tasks.solver_checker:SolverChecker")
 TASKS.add("sql", "envs.tasks.sql.task:Sql")
 TASKS.add("story", "envs.tasks.story.task:Story")
 TASKS.add("tools", "envs.tasks.tools.task:ToolQuestions")
+TASKS.add("verilog", "envs.tasks.verilog.task:Verilog")
 TASKS.add("workflow", "envs.tasks.design.execution:Execution")
 
 

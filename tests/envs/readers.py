@@ -376,6 +376,39 @@ class Pursuit(Reader):
         return (5 if pursuers else 4) if places[2] == cell else pursuers
 
 
+class Warehouse(Reader):
+    """Robots and requests are given after a round; the places of the shelves follow, as those with a load move."""
+
+    def update(self, event):
+        """Who, choice, whether the round ends, and if so the facts and in the local view the cells around."""
+        _, _, ends, *outcome = event
+        if not ends:
+            assert not any(outcome)
+            return
+        tables = self.text.events.tables[3:]
+        values = [max(n - 1, 0) for n, table in zip(outcome, tables, strict=True) if len(table.variants) > 2]
+        (height, width), hidden = self.game.shape, len(self.text.observation.tables[0].variants) - 1
+        before, cells = self.known.copy(), height * width
+        facts = len(before) - cells
+        self.known[cells:] = values[:facts]
+        if self.game.view == "local":
+            self.known[:cells] = hidden
+            (row, column), reach = divmod(values[1], width), self.game.radius
+            around = ((i, j) for i in range(-reach, reach + 1) for j in range(-reach, reach + 1))
+            for (i, j), seen in zip(around, values[facts:], strict=True):
+                if 0 <= row + i < height and 0 <= column + j < width:
+                    self.known[(row + i) * width + column + j] = max(seen - 2, 0)
+            return
+        players = self.game.players
+        old, new = (x[cells : cells + 3 * players].reshape(players, 3) for x in (before, self.known))
+        shelves = {cell for cell in range(cells) if before[cell] % 3} - {cell for cell, _, load in old if load}
+        shelves |= {here[0] for was, here in zip(old, new, strict=True) if was[2] or here[2]}
+        requested = set(self.known[cells + 3 * players : -1])
+        self.known[:cells] = [2 if cell in requested else int(cell in shelves) for cell in range(cells)]
+        for cell, facing, _ in new:
+            self.known[cell] += 3 * (1 + facing)
+
+
 READERS = {
     "tic_tac_toe": TicTacToe,
     "connect_four": ConnectFour,
@@ -387,4 +420,5 @@ READERS = {
     "sudoku": Sudoku,
     "hanabi": HanabiReader,
     "pursuit": Pursuit,
+    "warehouse": Warehouse,
 }

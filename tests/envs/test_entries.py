@@ -33,6 +33,7 @@ OWN_BOTS = {
     "sokoban": ("solver",),
     "sudoku": ("solver",),
     "pursuit": ("solver",),
+    "warehouse": ("planner",),
 }
 
 

@@ -37,7 +37,7 @@ def game(name: str):
     plain, _, form = name.partition(" ")
     if plain == "hanabi":
         return make("hanabi", **({"preset": "small"} if form == "small" else {"players": int(form)}))
-    return make(plain, view=form) if plain == "pursuit" else TwoRole(game(plain), view=form)
+    return make(plain, view=form) if plain in ("pursuit", "warehouse") else TwoRole(game(plain), view=form)
 
 
 @functools.cache
@@ -112,6 +112,7 @@ FORMS = [
     "hanabi 5",
     *(f"{puzzle} {view}" for puzzle in ("plan_path", "sokoban", "sudoku") for view in ("full", "local")),
     "pursuit local",
+    "warehouse local",
 ]
 # The others say in other words or places what one of these says too.
 MOST = [name for name in FORMS if not name.endswith((" full", " small"))]

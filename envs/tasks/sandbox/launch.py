@@ -38,11 +38,16 @@ class Plan:
         namespaces: "bubblewrap", "unshare" or None.
         layers: Whether isolation layers are applied; False for resource limits only.
         python: Interpreter of the worker; None for the current one.
+        programs: Native programs that may run, and folders of files that they read.
     """
 
     namespaces: str | None
     layers: bool = True
     python: str | None = None
+    programs: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "programs", tuple(self.programs))  # settings from JSON have lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +70,8 @@ class Files:
 
 
 @functools.cache
-def files(python: str | None = None) -> Files:
-    """Return the files of an interpreter, without installed packages.
+def files(python: str | None = None, programs: tuple[str, ...] = ()) -> Files:
+    """Return the files of an interpreter, without installed packages, and of native programs.
 
     They include the interpreter, its standard library and shared libraries.
     """
@@ -79,6 +84,7 @@ def files(python: str | None = None) -> Files:
         executable, stdlib, prefix = json.loads(completed.stdout)
     arch = f"{os.uname().machine}-linux-gnu"
     wanted = [stdlib, executable, f"/lib/{arch}", f"/usr/lib/{arch}", "/lib64", "/usr/lib64", "/usr/share/zoneinfo"]
+    wanted += programs
     for folder in (f"{prefix}/lib", f"{prefix}/lib64", "/lib", "/usr/lib"):
         wanted += glob.glob(f"{folder}/*.so*")
     wanted.append("/etc/ld.so.cache")
@@ -104,7 +110,7 @@ def _links(readable: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 def command(plan: Plan) -> list[str]:
     """Return the command line of a worker."""
-    visible = files(plan.python)
+    visible = files(plan.python, plan.programs)
     python = [visible.executable, "-s", "-S", "-P", "-B", "-X", "utf8"]
     if plan.namespaces != "bubblewrap":
         return [*python, str(INSIDE / "main.py")]

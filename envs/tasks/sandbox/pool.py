@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from envs.tasks.sandbox import asserts as split_asserts
 from envs.tasks.sandbox import calls as program_calls
-from envs.tasks.sandbox import launch, probe
+from envs.tasks.sandbox import launch, native, probe
 from envs.tasks.sandbox.results import CallResult, Limits, SandboxResult, TestResult
 from envs.tasks.sandbox.worker import SandboxWorker, WorkerFailed, WorkerLate
 
@@ -41,24 +41,26 @@ class Sandbox:
         plan: Plan to use instead of choosing one.
         layers: Layers known to be active under `plan`, from another process of this machine and user. The attacks are
             then skipped.
+        programs: Absolute paths of native programs for `run_native`, and of folders that they read. They are readable
+            and executable, and the plan is tested with them.
     """
 
     def __init__(
         self, workers: int | None = None, mode: str = "auto", *, plan: launch.Plan | None = None,
-        layers: Sequence[str] | None = None,
+        layers: Sequence[str] | None = None, programs: Sequence[str] = (),
     ):  # fmt: skip
         if mode not in ("auto", "process"):
             raise ValueError(f"mode is {mode!r}, but must be one of: auto, process")
         self.workers = workers or len(os.sched_getaffinity(0))
         self.mode = mode
         if mode == "process":
-            plan = launch.Plan(None, layers=False)
+            plan = launch.Plan(None, layers=False, programs=tuple(programs))
             self.layers: tuple[str, ...] = ("rlimits",)
             log.warning("sandbox=process: programs are limited but not isolated; they can reach files and the network")
         elif plan is not None and layers is not None:
             self.layers = tuple(layers)
         else:
-            plan, self.layers = probe.choose(None if plan is None else (plan,))
+            plan, self.layers = probe.choose(probe.ways(tuple(programs)) if plan is None else (plan,))
             log.info("sandbox: %s", ", ".join(self.layers))
         self.plan = plan
         self._idle: queue.LifoQueue[SandboxWorker | None] = queue.LifoQueue()
@@ -94,6 +96,35 @@ class Sandbox:
             The results. Compare each `stdout` with the expected output.
         """
         return list(await asyncio.gather(*(self.run(program, stdin=stdin, limits=limits) for stdin in stdins)))
+
+    # Native programs
+
+    async def run_native(
+        self, commands: list[list[str]], *, files: Mapping[str, str], limits: Limits | None = None
+    ) -> list[SandboxResult]:
+        """Run native programs one after the other, until one fails.
+
+        They have the isolation and the limits of a Python program, which apply to all of them together, an empty
+        environment and no shell.
+
+        Args:
+            commands: Absolute path and arguments of each program. The paths must be among `programs` of the sandbox.
+            files: Files to write into the private folder, the working folder of the programs, by name.
+            limits: Limits of all commands together.
+
+        Returns:
+            The results of the commands that ran, of which only the last one can have failed. The output of a command is
+            cut in the middle to an eighth of `Limits.output_kb` per stream.
+        """
+        return await self._in_thread(self.run_native_sync, commands, files=files, limits=limits)
+
+    def run_native_sync(
+        self, commands: list[list[str]], *, files: Mapping[str, str], limits: Limits | None = None
+    ) -> list[SandboxResult]:
+        """Run native programs without an event loop; see `run_native`."""
+        limits = limits or Limits()
+        program, stdin = native.program(commands, files, limits, self.plan.programs)
+        return native.results(self._submit(program, stdin, limits)[0])
 
     # Calls
 
@@ -241,16 +272,19 @@ _making = threading.Lock()
 
 
 @functools.cache
-def _shared(pid: int, mode: str) -> Sandbox:
-    sandbox = Sandbox(mode=mode)
+def _shared(pid: int, mode: str, programs: tuple[str, ...]) -> Sandbox:
+    sandbox = Sandbox(mode=mode, programs=programs)
     atexit.register(sandbox.close)
     return sandbox
 
 
-def shared_sandbox(mode: str = "auto") -> Sandbox:
-    """Return the sandbox of this process, created on first use and closed at exit."""
+def shared_sandbox(mode: str = "auto", programs: Sequence[str] = ()) -> Sandbox:
+    """Return the sandbox of this process, created on first use and closed at exit.
+
+    There is one for each mode and each choice of native programs.
+    """
     with _making:
-        return _shared(os.getpid(), mode)
+        return _shared(os.getpid(), mode, tuple(programs))
 
 
 SIDE_BY_SIDE = 4

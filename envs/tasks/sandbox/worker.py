@@ -74,7 +74,7 @@ class SandboxWorker:
         self.landlock, self.grouped = answer["landlock"], answer["cgroup"]
 
     def _spec(self) -> dict:
-        files = launch.files(self.plan.python)
+        files = launch.files(self.plan.python, self.plan.programs)
         root = launch.mount_point(files.readable) if self.plan.namespaces == "unshare" else None
         if self.plan.namespaces is None or (self.plan.namespaces == "unshare" and root is None):
             self._folder = root = tempfile.mkdtemp(prefix="sandbox-", dir=launch.scratch())

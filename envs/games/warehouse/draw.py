@@ -1,0 +1,61 @@
+"""Drawings of warehouse positions.
+
+In the local view, cells that `player` does not sense are hidden.
+"""
+
+import numpy as np
+
+from envs.games import svg as shapes
+from envs.games.roles import hide
+from envs.games.warehouse.rules import NOTHING, WarehouseState, contents
+
+ROBOTS = ("^>v<", "urdl", "URDL")
+"""Signs of a robot by direction: alone, in a cell with a shelf, and in a cell with a requested shelf."""
+SHELVES = "xX"
+FLOOR = "._G"
+"""Signs of an empty corridor, storage place and goal."""
+_CELL = 32
+_FLOOR_FILLS, _HIDDEN_FILL = ("#fbfaf5", "#efe9d6", "#d4efdf"), "#c9c9c9"
+_SHELF_FILLS = {"x": "#8d8574", "X": "#c0392b"}
+_ROBOT_FILL = "#2471a3"
+
+
+def symbols(empty: str) -> str:
+    """Return the sign of each content of a cell (see `Warehouse.contents`) that shows `empty` without any."""
+    robots = "".join(ROBOTS[shelf][facing] for facing in range(4) for shelf in range(3))
+    return empty + SHELVES + robots
+
+
+def board(state: WarehouseState, player: int | None = None, visible: np.ndarray | None = None) -> str:
+    """Draw the grid: ^ > v < robots, u r d l robots with a shelf, x shelves, upper case requested, ? hidden."""
+    del player
+    marks, width = _marks(state, visible), state.floor.shape[1]
+    return "\n".join(" ".join(marks[start : start + width]) for start in range(0, len(marks), width))
+
+
+def svg(state: WarehouseState, player: int | None = None, visible: np.ndarray | None = None) -> str:
+    """Draw the grid as an SVG document, with hidden cells in grey."""
+    del player
+    height, width = state.floor.shape
+    carried = {int(cell) for cell, load in zip(state.robots, state.loads, strict=True) if load != NOTHING}
+    floor = np.asarray(state.floor).reshape(-1)
+    parts = []
+    for cell, (mark, empty) in enumerate(zip(_marks(state, visible), floor, strict=True)):
+        left, top = cell % width * _CELL, cell // width * _CELL
+        fill = _HIDDEN_FILL if mark == "?" else _FLOOR_FILLS[empty]
+        parts.append(shapes.rect(left, top, _CELL, _CELL, fill, "#dcd8c8"))
+        kind = "x" if mark in "xurdl" else "X" if mark in "XURDL" else ""
+        if kind:
+            parts.append(shapes.rect(left + 4, top + 4, _CELL - 8, _CELL - 8, _SHELF_FILLS[kind]))
+        facing = next((signs.index(mark) for signs in ROBOTS if mark in signs), None)
+        if facing is not None:
+            x, y = left + _CELL / 2, top + _CELL / 2
+            parts.append(shapes.circle(x, y, _CELL * 0.3, _ROBOT_FILL, "#f4d03f" if cell in carried else "none", 3))
+            parts.append(shapes.text(x, y + 6, "↑→↓←"[facing], fill="#ffffff"))
+    return shapes.document(width * _CELL, height * _CELL, parts)
+
+
+def _marks(state: WarehouseState, visible: np.ndarray | None) -> list[str]:
+    floor = np.asarray(state.floor).reshape(-1)
+    signs = [symbols(FLOOR[kind])[code] for kind, code in zip(floor, np.asarray(contents(state)), strict=True)]
+    return hide(signs, visible)
