@@ -127,7 +127,9 @@ class Speaker:
     def _encode_opening(self, system: str | None, text: str, tools: str) -> list[int]:
         clean = self.tokenizer.strip_special
         if tools and self.remote:
-            raise RunError(f"the remote model {self.backbone} plays a role with tools, but only policies can call tools")
+            raise RunError(
+                f"the remote model {self.backbone} plays a role with tools, but only policies can call tools"
+            )
         if tools:
             user = {"role": "user", "content": clean(text)}
             messages = [user] if system is None else [{"role": "system", "content": clean(system)}, user]
