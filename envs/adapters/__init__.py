@@ -25,6 +25,7 @@ IDS: dict[str, dict[str, Any]] = {
     "Pursuit": dict(game="pursuit"),
     "Sokoban": dict(game="sokoban"),
     "Sudoku": dict(game="sudoku"),
+    "Warehouse": dict(game="warehouse"),
 }
 """Name in the id `marl_jax/NAME-v0` → game and its parameters."""
 

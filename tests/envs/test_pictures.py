@@ -33,6 +33,8 @@ VARIANTS = {
     "sudoku": ("sudoku", dict(n_train=16, n_test=4)),
     "pursuit": ("pursuit", {}),
     "pursuit_local": ("pursuit", dict(view="local")),
+    "warehouse": ("warehouse", {}),
+    "warehouse_local": ("warehouse", dict(view="local")),
 }
 PLACE = "<|spare0|>"
 
@@ -67,7 +69,7 @@ def test_every_game_has_pictures():
     assert all(GAMES.get(name).picture for name in GAMES.names())
 
 
-@pytest.mark.nightly_for("*-compact", "hanabi-full", "leduc-full", "sokoban-full", "pursuit-full")
+@pytest.mark.nightly_for("*-compact", "hanabi-full", "leduc-full", "sokoban-full", "pursuit-full", "warehouse*-full")
 @pytest.mark.parametrize("style", ["full", "compact"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_picture_shows_exactly_what_the_text_says(variant, style):

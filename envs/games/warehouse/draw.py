@@ -3,11 +3,13 @@
 In the local view, cells that `player` does not sense are hidden.
 """
 
+import jax.numpy as jnp
 import numpy as np
 
 from envs.games import svg as shapes
+from envs.games.picture import Picture, Tile, grid_picture
 from envs.games.roles import hide
-from envs.games.warehouse.rules import NOTHING, WarehouseState, contents
+from envs.games.warehouse.rules import NOTHING, Warehouse, WarehouseState, contents
 
 ROBOTS = ("^>v<", "urdl", "URDL")
 """Signs of a robot by direction: alone, in a cell with a shelf, and in a cell with a requested shelf."""
@@ -59,3 +61,21 @@ def _marks(state: WarehouseState, visible: np.ndarray | None) -> list[str]:
     floor = np.asarray(state.floor).reshape(-1)
     signs = [symbols(FLOOR[kind])[code] for kind, code in zip(floor, np.asarray(contents(state)), strict=True)]
     return hide(signs, visible)
+
+
+_PAPERS = {"x": "#8d8574", "X": "#c0392b", **dict.fromkeys(ROBOTS[0], "#2471a3"), **dict.fromkeys(ROBOTS[1], "#6c7a89")}
+_TILES = (
+    *(Tile(sign, "#b7ae95", paper) for sign, paper in zip(FLOOR, _FLOOR_FILLS, strict=True)),
+    *(Tile(sign, "#ffffff", _PAPERS.get(sign, "#7d3c98")) for sign in symbols("")),
+)
+
+
+def picture(game: Warehouse, style: str) -> Picture:
+    """Return the drawing for models, with the signs of the text."""
+    del style
+
+    def cells(state: WarehouseState):
+        codes = contents(state)
+        return jnp.where(codes == 0, state.floor.reshape(-1), codes + len(FLOOR) - 1)
+
+    return grid_picture(game, game.shape, _TILES, cells)

@@ -168,13 +168,14 @@ def text(game: Warehouse, style: str) -> Text:
     roles = tuple(f"You control robot {letter}." for letter in letters)
     ask = {"full": "What do you do?", "compact": " Your action?", "brief": ":"}[style]
     how = " Answer with one word only: wait, forward, left, right or toggle." if style == "full" else ""
-    pieces = _facts(game, notation)
+    board = _board(game, notation)
     return Text(
         game=game,
         style=style,
         rules=rules + LOCAL_RULES if rules and local else rules,
         roles=("",) * game.players if brief else roles,
-        observation=Template((*_board(game, notation), *pieces)),
+        observation=Template((*board, *_facts(game, notation))),
+        board=len(board),  # a picture does not show loads, requests and the number of rounds left
         indices=lambda state, seat: _indices(game, state, seat),
         questions=(f"{ask}{how}",) * game.players,
         names=tuple(name[0] for name in game.action_names) if brief else game.action_names,
