@@ -12,6 +12,8 @@ from models.config import ModelConfig, VisionConfig
 from models.families.family import Leaves
 from models.hf_config import Fields
 
+# Names in transformers 5 of the modules that published files call otherwise.
+RENAMED = {"visual.": "model.visual.", "model.": "model.language_model."}
 BLOCK = "visual.blocks.{}."
 
 NAMES = {
