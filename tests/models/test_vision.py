@@ -220,6 +220,24 @@ def test_a_mesh_gives_the_results_of_one_device(name):
         assert largest_difference(ours, theirs) <= 2e-5 * max(1.0, float(jnp.max(jnp.abs(theirs))))
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(d_model=12), "vision.d_model is 12, but must be a multiple of 8"),
+        (dict(window=6), "vision.window is 6, but must be a multiple of 4"),
+        (dict(full_layers=(2,)), "vision.full_layers is"),
+        (dict(image_id=-1), "vision.image_id is -1"),
+        (dict(image_id=64), "vision.image_id is 64, but must be < vocab_size, 64"),
+        (dict(norm_eps=0.0), "vision.norm_eps is 0.0"),
+    ],
+)
+def test_bad_towers_are_refused(change, message):
+    tower = dict(n_layers=2, d_model=16, n_heads=2, d_ff=24, image_id=63, patch=2, window=8)
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIGS["qwen2"], vision=VisionConfig(**tower | change))
+
+
 def test_bad_grids_and_patches_are_refused(golden):
     encoder, params = golden.model.vision, golden.params["vision"]
     for grids, patches, message in (
@@ -282,6 +300,8 @@ def test_the_published_flat_config_is_read():
     cfg = get("qwen2.5-vl-3b").config
     assert hf_config.from_dict(values) == cfg
     assert hf_config.from_dict(hf_config.to_dict(cfg)) == cfg
+    full = dataclasses.replace(cfg, vision=dataclasses.replace(cfg.vision, full_layers=None))
+    assert hf_config.from_dict(hf_config.to_dict(full)) == full
     for change, message in (
         (dict(vision_config=None), "vision_config is None"),
         (dict(vision_config={**values["vision_config"], "out_hidden_size": 5}), "out_hidden_size is 5"),
