@@ -216,6 +216,10 @@ class ModelConfig:
         )
         _check("mrope_sections", sections, sections is None or not self.learned_positions, "None for learned positions")
         _check("vision", vision, vision is None or isinstance(vision, VisionConfig), "None or a VisionConfig")
+        if vision is not None:
+            for name in ("image_id", "start_id", "end_id"):
+                value = getattr(vision, name)
+                _check(f"vision.{name}", value, (value or 0) < self.vocab_size, f"< vocab_size, {self.vocab_size}")
 
     @property
     def learned_positions(self) -> int | None:

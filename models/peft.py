@@ -93,6 +93,8 @@ def modules(cfg: ModelConfig) -> dict[str, tuple[str, ...]]:
     for target in family.lora_targets:
         path = f"layers/{'attn' if target in ('q', 'k', 'v', 'o') else 'mlp'}/{target}"
         name = family.hf_names[path].removesuffix(".weight")
+        if family.hf_modules is not None:
+            name = family.hf_modules + name.removeprefix("model.")
         result[name] = (*result.get(name, ()), target)
     return result
 
@@ -128,6 +130,7 @@ def export(
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
         "target_modules": sorted(ranks),
+        **({} if cfg.vision is None else {"exclude_modules": r".*\bvisual\..*"}),  # the tower has projections, too
         "r": rank,
         "lora_alpha": _number(adapter.scale * rank),
         "rank_pattern": others,

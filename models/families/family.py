@@ -30,6 +30,8 @@ class Family:
         write_config: Hugging Face: `write_config(cfg)` is the inverse.
         hf_names: Hugging Face: tensor name of every parameter, with {} for the layer.
         gguf_names: GGUF: tensor name of every parameter. None if GGUF has no such architecture.
+        hf_modules: Hugging Face: beginning of the names of the decoder's modules in transformers, where it differs from
+            the `model.` of the tensors.
         hf_out_first: Hugging Face: whether matrices are stored as [out, in].
         gguf_norm_eps: GGUF: metadata field for the epsilon of the norms.
         gguf_interleaved: GGUF: whether llama.cpp interleaves the two halves of each head in q and k.
@@ -47,6 +49,7 @@ class Family:
     write_config: Callable[[ModelConfig], dict[str, Any]]
     hf_names: Mapping[str, str]
     gguf_names: Mapping[str, str] | None = None
+    hf_modules: str | None = None
     hf_out_first: bool = True
     gguf_norm_eps: str = "attention.layer_norm_rms_epsilon"
     gguf_interleaved: bool = False

@@ -10,6 +10,7 @@ from typing import Any
 
 from models.config import ModelConfig
 from models.families import rotary
+from models.families.vision import RENAMED
 from models.hf_config import Fields
 
 
@@ -48,5 +49,6 @@ QWEN2_5_VL = dataclasses.replace(
     architecture="Qwen2_5_VLForConditionalGeneration",
     read_config=read_config,
     write_config=write_config,
+    hf_modules=RENAMED["model."],
     gguf_names=None,
 )

@@ -12,6 +12,8 @@ from models.config import ModelConfig, VisionConfig
 from models.families.family import Leaves
 from models.hf_config import Fields
 
+# Names in transformers 5 of the modules that published files call otherwise.
+RENAMED = {"visual.": "model.visual.", "model.": "model.language_model."}
 BLOCK = "visual.blocks.{}."
 
 NAMES = {
@@ -101,7 +103,7 @@ def read(fields: Fields, width: int) -> VisionConfig | None:
         frames=own.integer("temporal_patch_size", 2),
         merge=own.integer("spatial_merge_size", 2),
         window=own.integer("window_size", 112),
-        full_layers=tuple(full),
+        full_layers=None if len(set(full)) == layers else tuple(full),
         rope_theta=Fields(rope, fields.source, prefix="vision_config.rope_parameters.").number("rope_theta", 10_000.0),
     )
 

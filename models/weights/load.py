@@ -20,8 +20,9 @@ import numpy as np
 from models import hf_config
 from models.config import ModelConfig
 from models.errors import WeightsError, refuse_malformed
+from models.families.vision import RENAMED
 from models.weights.gguf_file import GGUFFile
-from models.weights.names import HARMLESS, RENAMED, TIED_HEAD, Slot, gguf_slots, hugging_face_slots
+from models.weights.names import HARMLESS, TIED_HEAD, Slot, gguf_slots, hugging_face_slots
 from models.weights.safetensors_folder import SafetensorsFolder
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,6 @@ from models.families import FAMILIES, vision
 
 # Tensors that the model does not need: rotary tables, causal masks, the copy of a tied head.
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^rope_freqs\.weight$")
-# Names in transformers 5 of the modules that published files call otherwise.
-RENAMED = {"visual.": "model.visual.", "model.": "model.language_model."}
 TIED_HEAD = {"lm_head.weight", "output.weight"}
 
 

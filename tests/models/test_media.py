@@ -84,6 +84,7 @@ def test_text_is_equal_bit_for_bit_with_one_or_three_positions():
     assert np.array_equal(forward(text_model, text_params, tokens)[0], plain)
 
 
+@pytest.mark.nightly_for("llama", "gpt2")
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
 def test_cached_equals_uncached_over_several_turns(family):
     """Images in the prompt and in a later turn, then single tokens without explicit positions."""
@@ -131,6 +132,7 @@ def test_rows_of_a_larger_cache_keep_their_own_offsets():
     assert kv.restart(cache, np.asarray([False, True, False])).offset.tolist() == [0, 0, 0]
 
 
+@pytest.mark.nightly
 def test_packed_samples_equal_samples_in_rows():
     model, params = model_of("llama")
     rows = [prompt_with((2, 2), seed=1), prompt_with((1, 3), seed=2)]

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ import pytest
 from jax.sharding import AxisType
 from safetensors.numpy import load_file, save_file
 
-from models import hf_config, lora
+from models import hf_config, lora, peft
 from models.config import VisionConfig
 from models.errors import WeightsError
 from models.media import Media, index_of, mrope_positions
@@ -131,7 +132,7 @@ def test_a_prompt_in_two_pieces_and_greedy_decoding(golden):
     check_decoding(golden)
 
 
-@pytest.mark.nightly_for("rope_theta", "full_layers1")
+@pytest.mark.nightly_for("rope_theta", "full_layers")
 @pytest.mark.parametrize(
     "change", [dict(full_layers=()), dict(full_layers=(0, 1)), dict(window=12), dict(rope_theta=100.0)], ids=str
 )
@@ -219,6 +220,24 @@ def test_a_mesh_gives_the_results_of_one_device(name):
         assert largest_difference(ours, theirs) <= 2e-5 * max(1.0, float(jnp.max(jnp.abs(theirs))))
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(d_model=12), "vision.d_model is 12, but must be a multiple of 8"),
+        (dict(window=6), "vision.window is 6, but must be a multiple of 4"),
+        (dict(full_layers=(2,)), "vision.full_layers is"),
+        (dict(image_id=-1), "vision.image_id is -1"),
+        (dict(image_id=64), "vision.image_id is 64, but must be < vocab_size, 64"),
+        (dict(norm_eps=0.0), "vision.norm_eps is 0.0"),
+    ],
+)
+def test_bad_towers_are_refused(change, message):
+    tower = dict(n_layers=2, d_model=16, n_heads=2, d_ff=24, image_id=63, patch=2, window=8)
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIGS["qwen2"], vision=VisionConfig(**tower | change))
+
+
 def test_bad_grids_and_patches_are_refused(golden):
     encoder, params = golden.model.vision, golden.params["vision"]
     for grids, patches, message in (
@@ -281,6 +300,8 @@ def test_the_published_flat_config_is_read():
     cfg = get("qwen2.5-vl-3b").config
     assert hf_config.from_dict(values) == cfg
     assert hf_config.from_dict(hf_config.to_dict(cfg)) == cfg
+    full = dataclasses.replace(cfg, vision=dataclasses.replace(cfg.vision, full_layers=None))
+    assert hf_config.from_dict(hf_config.to_dict(full)) == full
     for change, message in (
         (dict(vision_config=None), "vision_config is None"),
         (dict(vision_config={**values["vision_config"], "out_hidden_size": 5}), "out_hidden_size is 5"),
@@ -293,6 +314,7 @@ def test_the_published_flat_config_is_read():
             hf_config.from_dict(values | change)
 
 
+@pytest.mark.nightly_for("llama")
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_tower_before_another_decoder_is_stored_with_it(family, tmp_path):
     vision = VisionConfig(3, 8, 1, 12, image_id=63, start_id=1, end_id=2, patch=2, window=8, full_layers=(2,))
@@ -309,7 +331,8 @@ def test_a_tower_before_another_decoder_is_stored_with_it(family, tmp_path):
         load(folder)
 
 
-def test_adapters_and_gradients_leave_out_the_tower(golden):
+@pytest.mark.nightly
+def test_adapters_leave_out_the_tower(golden):
     """LoRA has adapters on the decoder only, and they apply to images and text."""
     cfg = golden.model.cfg
     adapters = lora.init(cfg, jax.random.key(0), 1, 2, ("q", "down"))
@@ -324,6 +347,20 @@ def test_adapters_and_gradients_leave_out_the_tower(golden):
     )
     expected, _ = forward(golden.model, merged, golden.arrays["tokens"], **given)
     assert largest_difference(own, expected) < 2e-4
+
+
+def test_adapters_have_the_module_names_of_transformers(golden, tmp_path):
+    cfg = golden.model.cfg
+    stack = jax.tree.map(lambda x: x + 0.1, lora.init(cfg, jax.random.key(0), 1, 2, ("q", "gate")))
+    adapter = peft.Adapter({t: {x: np.asarray(ab[x][:, 0]) for x in "ab"} for t, ab in stack.items()}, 0.5)
+    folder = peft.export(tmp_path / "adapter", cfg, adapter)
+    names = load_file(folder / "adapter_model.safetensors")
+    assert "base_model.model.model.language_model.layers.1.mlp.gate_proj.lora_A.weight" in names and len(names) == 8
+    again = peft.load(folder, cfg)
+    assert again.scale == 0.5 and same(again.weights, adapter.weights)
+    excluded = json.loads((folder / "adapter_config.json").read_text())["exclude_modules"]
+    assert re.fullmatch(excluded, "model.visual.blocks.0.mlp.gate_proj")
+    assert not re.fullmatch(excluded, "model.language_model.layers.0.mlp.gate_proj")
 
 
 # ---------------------------------------------------------------------------------------------------- live
