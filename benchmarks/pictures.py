@@ -4,7 +4,8 @@
     python -m benchmarks.pictures runs/pictures --games=512 --step=best
 
 A blank picture has only the first tile of the game, and another game's picture shows the start of another level. The
-prompt does not change. A policy that reads its pictures drops to the success of random moves, which is the last row.
+prompt does not change. A policy that reads its pictures drops to the success of random moves, which is the last row, or
+below it: greedy moves without information may run into the same wall until the end.
 """
 
 from __future__ import annotations
