@@ -135,19 +135,20 @@ def test_an_episode_may_have_a_process_of_its_own(command):
 
 @needs_mcp
 def test_calls_of_an_episode(command):
-    task = make_task("tools", server=command, tools=(), per_turn=5, seconds=4.0)
+    task = make_task("tools", server=command, tools=(), per_turn=5, seconds=60.0)
     task.prepare()
     assert not task.forks
     use = ToolUse(ScriptedAsk(OneRole(), lambda *_: ""), task.episode_tools(), task.limits)
     chat = use.ask.chat(0, tools=use.tools)
-    texts = asyncio.run(use.run(chat, called(
-        ("add", {"a": 1}), ("add", {"a": "1"}), ("hang", {"seconds": 99}), ("fail", {}), ("subtract", {}),
-    )))  # fmt: skip
-    assert texts[:3] == [
-        "2", 'Error: arguments.a is "1", but must be of type integer', "Error: the call took more than 4 s",
-    ]  # fmt: skip
-    assert "fail" in texts[3] and "there is no tool 'subtract'" in texts[4]
+    calls = ("add", {"a": 1}), ("add", {"a": "1"}), ("fail", {}), ("subtract", {})
+    texts = asyncio.run(use.run(chat, called(*calls)))
+    assert texts[:2] == ["2", 'Error: arguments.a is "1", but must be of type integer']
+    assert "fail" in texts[2] and "there is no tool 'subtract'" in texts[3]
+    use.limits = Limits(seconds=0.5)
+    texts = asyncio.run(use.run(chat, called(("hang", {"seconds": 99}))))
+    assert texts == ["Error: the call took more than 0.5 s"]
     assert [use.counts[kind] for kind in ("valid", "invalid", "late", "failed", "unknown")] == [1] * 5
+    use.limits = task.limits
     with pytest.raises(ToolFailed, match="the tool die failed: .*out of paper"):
         asyncio.run(use.run(chat, called(("die", {}))))
     with pytest.raises(TaskError, match="cannot be forked"):
