@@ -18,7 +18,7 @@ PARAMS = {  # of games whose defaults are large
     "plan_path": {"n_train": 16, "n_test": 4},
     "sokoban": {"n_train": 8, "n_test": 2},
     "sudoku": {"n_train": 8, "n_test": 2},
-    "warehouse": {"players": 4, "rounds": 60},
+    "warehouse": {"players": 4, "rounds": 30, "pickup_reward": 0.5},
 }
 
 
