@@ -46,12 +46,8 @@ MODES = {  # mode: function and its arguments
     "config": ("marl_jax.modes.config:main", ("config",)),
 }
 SWEEP = ("marl_jax.modes.sweep:main", ("members", "workdir"))  # --mode=train with --seeds or --sweep
-TRAINED = (
-    "eval",
-    "play",
-    "export",
-    "search",
-)  # modes that load a trained run, whose models may start from a first stage
+TRAINED = ("eval", "play", "export", "search")
+"""Modes that load a trained run, whose models may start from a first stage."""
 TOGETHER = ("train", "eval")  # modes that may run with several processes
 
 
