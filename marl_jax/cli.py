@@ -47,12 +47,8 @@ MODES = {  # mode: function and its arguments
 }
 POPULATION = ("marl_jax.modes.population:main", ("config", "workdir"))  # --mode=train with config.population
 SWEEP = ("marl_jax.modes.sweep:main", ("members", "workdir"))  # --mode=train with --seeds or --sweep
-TRAINED = (
-    "eval",
-    "play",
-    "export",
-    "search",
-)  # modes that load a trained run, whose models may start from a first stage
+TRAINED = ("eval", "play", "export", "search")
+"""Modes that load a trained run, whose models may start from a first stage."""
 TOGETHER = ("train", "eval")  # modes that may run with several processes
 
 

@@ -14,7 +14,6 @@ import asyncio
 import collections
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from envs.tasks.data import Dataset
 from envs.tasks.design.questions import GRADING, Questions, grade
 from envs.tasks.replies import CallFailed, CallTimeout, Reply
 from envs.tasks.task import Ask, Outcome, Task, check_params, check_split
-from envs.tasks.workflow.designs import SINGLE, read_design
+from envs.tasks.workflow.designs import SINGLE, read_design, read_json
 from envs.tasks.workflow.graph import Node, Workflow
 from envs.tasks.workflow.play import Turn, play
 
@@ -143,7 +142,7 @@ class Execution(Task):
     @functools.cached_property
     def graph(self) -> Workflow:
         """The workflow."""
-        data = json.loads(self.workflow) if isinstance(self.workflow, str) else self.workflow
+        data = read_json(self.workflow) if isinstance(self.workflow, str) else self.workflow
         return scored(read_design(data))
 
     @property

@@ -193,7 +193,9 @@ def test_every_candidate_is_rewarded():
 
 def test_workflows_may_be_json_and_invalid_ones_are_rejected():
     assert Execution(workflow=json.dumps(chain(2)), **SMALL).roles == ("r0", "r1")
-    for bad, message in ((dict(workflow=chain(9)), "9 nodes"), (dict(dataset="aime2024"), "no training split"),
+    for bad, message in ((dict(workflow=chain(9)), "9 nodes"),
+                         (dict(workflow="{"), "is not JSON"),
+                         (dict(dataset="aime2024"), "no training split"),
                          (dict(dataset="x"), "dataset is 'x'"), (dict(continuation="x"), "continuation")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Execution(**bad)
