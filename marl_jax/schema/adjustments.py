@@ -28,7 +28,7 @@ def adjust(config: ConfigDict, overridden: Container[str], opponents: Sequence[s
         Warnings to log, one per adjusted field.
     """
     warnings = []
-    if any(player not in config.policies for player in config.agents.values()):
+    if any(str(player) not in config.policies for player in config.agents.values()):
         from marl_jax.schema import frozen_agents  # imported here because models import JAX
 
         warnings += frozen_agents.expand(config, overridden)

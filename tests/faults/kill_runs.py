@@ -1,7 +1,6 @@
-"""Runs that are killed: `python launch.py --config=tests/faults/kill_runs.py:program`."""
+"""Runs that `test_kills.py` kills: `python launch.py --config=tests/faults/kill_runs.py:program`."""
 
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -12,19 +11,12 @@ PROGRAM = Path(tiny_task.__file__).parent / "rollouts" / "host" / "agent_program
 
 
 def get_config(kind: str):
-    """A run with an opponent pool, a curriculum, a remote judge, or agent programs and GRPO."""
+    """A run with an opponent pool, a curriculum, or agent programs and GRPO."""
     if kind == "pool":
         return tiny_run.get_config("pool")
     if kind == "curriculum":
         config = tiny_plan.get_config()
         config.curriculum.update(dict(enabled=True, difficulty_levels=4, start=1, up=0.05, down=0.0, window=2))
-        return config
-    if kind == "judge":  # at the endpoint that MARL_JAX_JUDGE names
-        config = tiny_task.get_config("grpo+dataset")
-        config.task.params = dict(data=str(_examples()), prompt="{question}", completion="I do not know {question}")
-        config.judge.update(dict(name=os.environ["MARL_JAX_JUDGE"], time_limit=500.0))
-        config.task.time_limit = config.remote.deadline = 600.0
-        config.checkpoint.every = 100
         return config
     config = tiny_task.get_config("grpo+program")
     config.task.params = dict(

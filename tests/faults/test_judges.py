@@ -2,19 +2,22 @@
 
 import collections
 import signal
+import subprocess
+import sys
 import time
 import zlib
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
+from tests.marl_jax import judge_run
 from tests.marl_jax.fake_openai import fake_openai
-from tests.marl_jax.modes.test_train import launch, state
 from tests.marl_jax.tiny_serving import wait_for
 
 pytestmark = pytest.mark.nightly
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def verdict(body):
@@ -22,36 +25,31 @@ def verdict(body):
     return ("Verdict: A", "Verdict: B", "nonsense")[zlib.crc32(str(body["messages"]).encode()) % 3]
 
 
-def start(workdir, cache):
-    return launch(workdir, cache, config=f"--config={Path(__file__).with_name('kill_runs.py')}:judge")
-
-
-def test_killed_while_the_judge_hangs_equals_never_killed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", range(judge_run.STEPS))
+def test_killed_while_the_judge_hangs_equals_never_killed(tmp_path, step):
     with fake_openai(reply=verdict) as server:
-        monkeypatch.setenv("MARL_JAX_JUDGE", server.place)
-        whole = start(tmp_path / "whole", tmp_path / "cache")
-        assert whole.wait(1200) == 0, whole.stderr.read()
-        expected, count = collections.Counter(map(str, server.asked)), len(server.asked)
+        judge_run.main(tmp_path / "whole", server.place)
+        expected = collections.Counter(map(str, server.asked))
+        hung, when = [], len(server.asked) // judge_run.STEPS * step + 4
         server.asked.clear()
-
-        hung = []
-        for when in (count // 4, count // 2):  # a few requests in the first and in the second step
-            hangs = lambda body, when=when: len(server.asked) > when and not hung.append(str(body))  # noqa: E731
-            server.hang = hangs
-            killed = start(tmp_path / "killed", tmp_path / "cache")
-            wait_for(lambda killed=killed: hung or killed.poll() is not None, 600)
-            time.sleep(1.0)  # earlier requests are answered
-            assert killed.poll() is None, killed.stderr.read()
-            killed.send_signal(signal.SIGKILL)
-            killed.wait()
-            lost = collections.Counter(hung)
-            server.asked = [body for body in server.asked if str(body) not in lost]
-            server.hang = lambda body: False
-            hung.clear()
-        last = start(tmp_path / "killed", tmp_path / "cache")
-        assert last.wait(1200) == 0, last.stderr.read()
-        found = collections.Counter(map(str, server.asked))
-    assert set(found) == set(expected) and max(found.values()) == 1
-    (step, whole_state), (other_step, killed_state) = state(tmp_path / "whole"), state(tmp_path / "killed")
-    assert step == other_step == 3
-    jax.tree.map(np.testing.assert_array_equal, whole_state, killed_state)
+        server.hang = lambda body: len(server.asked) > when and not hung.append(str(body))
+        command = [sys.executable, "-m", "tests.marl_jax.judge_run", tmp_path / "killed", server.place]
+        killed = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: hung or killed.poll() is not None, 600)
+        assert killed.poll() is None, killed.stderr.read()
+        time.sleep(1.0)  # earlier requests are answered
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        known = collections.Counter(map(str, server.asked)) - collections.Counter(hung)
+        server.hang = lambda body: False
+        server.asked.clear()
+        judge_run.main(tmp_path / "killed", server.place)
+        again = collections.Counter(map(str, server.asked))
+    # An episode asks in both orders, and its verdict is journaled when it has both answers.
+    assert again <= expected and set(known + again) == set(expected) and sum(again.values()) < sum(expected.values())
+    for number in range(judge_run.STEPS):
+        whole, resumed = (np.load(tmp_path / name / f"samples_{number}.npz") for name in ("whole", "killed"))
+        assert whole.files == resumed.files
+        for name in whole.files:
+            np.testing.assert_array_equal(whole[name], resumed[name], name)
+    assert len(list((tmp_path / "killed" / "journal").glob("*.jsonl"))) == judge_run.STEPS

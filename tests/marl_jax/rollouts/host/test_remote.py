@@ -5,15 +5,15 @@ import asyncio
 import numpy as np
 import pytest
 
-from envs.tasks.judges import Judge, LanguageJudge, Referee
+from envs.tasks.judges import Judge, Referee
 from envs.tasks.judges.referee import Contest, ruled
-from envs.tasks.task import Outcome
 from marl_jax.errors import RunStopped
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.remote_models import RemoteModels, RemoteSettings
 from marl_jax.serving.remote_speaker import remote_speaker
 from tests.marl_jax.fake_openai import fake_openai
+from tests.marl_jax.judge_run import judge_of, judged
 from tests.marl_jax.tiny_host import FakeSampler, assert_equal_samples, conversation, make_rollout
 
 pytestmark = pytest.mark.quick
@@ -103,31 +103,13 @@ def test_all_processes_stop_together():
 # ----------------------------------------------------------------------------------------------------------- judges
 
 
-async def judged(ask, example):
-    """One reply, compared with a reference."""
-    reply = await ask.chat(0).say(example)
-    ruling = await ruled(ask, 0.25, 0.75, lambda against: Contest(example, reply.text or "?", against, (1.0, 0.0)))
-    reply.reward(agent=ruling.own)
-    return Outcome(0.25, ruling.metrics)
-
-
-def judge_of(server, **settings):
-    models = RemoteModels(RemoteSettings(deadline=5.0, cache=""))
-
-    async def ask(messages):
-        ((text, _),) = await models.complete(server.place, messages)
-        return text
-
-    return Referee(LanguageJudge(ask), **{"limit": 3.0, **settings})
-
-
 def test_a_judge_rewards_episodes_in_both_orders(tmp_path):
     def prefers_reference(body):
         first, second = body["messages"][-1]["content"].partition("Answer A:")[2].split("Answer B:")
         return "Verdict: B" if "reference" in second.split("Compare")[0] else "Verdict: A"
 
     with fake_openai(reply=prefers_reference) as server:
-        judge = judge_of(server, weight=2.0, rule_weight=4.0)
+        judge = judge_of(server.place, limit=3.0, weight=2.0, rule_weight=4.0)
         samples, metrics = roll(judged, server, tmp_path, judge=judge)
         assert metrics["task/judge_p"] == metrics["task/judge_flipped"] == metrics["task/judge_agreement"] == 0
         assert metrics["reward/one"] == 1.0 and metrics["success"] == 0.25  # 4 · 0.25 + 2 · 0
@@ -146,7 +128,7 @@ def test_a_judge_rewards_episodes_in_both_orders(tmp_path):
 def test_a_bad_judge_is_counted(reason, tmp_path):
     bad = lambda body: "train 1" in body["messages"][-1]["content"]  # noqa: E731  # one of the examples
     with fake_openai(reply=lambda body: "Verdict: tie") as server:
-        judge = judge_of(server, limit=1.5)
+        judge = judge_of(server.place, limit=1.5)
         if reason == "judge_nonsense":
             server.reply = lambda body: "I like them both." if bad(body) else "Verdict: tie"
         elif reason == "judge_failed":
