@@ -23,13 +23,21 @@ _ROBOT_FILL = "#2471a3"
 
 
 def symbols(empty: str) -> str:
-    """Return the sign of each content of a cell (see `Warehouse.contents`) that shows `empty` without any."""
+    """Return the signs of the contents of a cell.
+
+    Args:
+        empty: Sign of the cell if it is empty. The others follow in the order of `rules.contents`.
+    """
     robots = "".join(ROBOTS[shelf][facing] for facing in range(4) for shelf in range(3))
     return empty + SHELVES + robots
 
 
 def board(state: WarehouseState, player: int | None = None, visible: np.ndarray | None = None) -> str:
-    """Draw the grid: ^ > v < robots, u r d l robots with a shelf, x shelves, upper case requested, ? hidden."""
+    """Draw the grid.
+
+    Robots are ^ > v <, or u r d l in a cell with a shelf. Shelves are x. Upper case marks requested shelves, and ?
+    hidden cells.
+    """
     del player
     marks, width = _marks(state, visible), state.floor.shape[1]
     return "\n".join(" ".join(marks[start : start + width]) for start in range(0, len(marks), width))
