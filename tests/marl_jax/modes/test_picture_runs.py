@@ -27,7 +27,7 @@ def config_of(steps):
     config.optim.update(dict(warmup=1))
     config.eval.update(dict(every=0, games=8))
     config.checkpoint.every = 1
-    config.log.update(dict(games=1, every=1, tensorboard=False, progress=False))
+    config.log.update(dict(games=1, games_every=1, every=1, tensorboard=False, progress=False))
     return config
 
 
@@ -60,9 +60,9 @@ def trained(folder):
 @pytest.mark.nightly
 def test_a_run_from_pictures(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train.main(config_of(3), whole)
-    train.main(config_of(2), parts)
-    train.main(config_of(3), parts)
+    train.train(config_of(3), whole)
+    train.train(config_of(2), parts)
+    train.train(config_of(3), parts)
     expected, resumed = trained(whole), trained(parts)
     jax.tree.map(np.testing.assert_array_equal, resumed, expected)
     tower = expected["main"]["model"]["vision"]
@@ -78,7 +78,5 @@ def test_a_run_from_pictures(tmp_path):
     assert [row["picture"] for row in rows] == [*pictures.PICTURES, "random moves"]
     assert all(0 <= row["success_low"] <= row["success"] <= row["success_high"] <= 1 for row in rows)
 
-    export.main(config_of(3), whole)
-    folder = next(path.parent for path in whole.rglob("model.safetensors"))
-    params = load(folder)[1]
+    params = load(export.main(config_of(3), whole)[0])[1]
     jax.tree.map(np.testing.assert_allclose, params["vision"], tower)
