@@ -105,7 +105,8 @@ class ToolUse:
 
     def metrics(self) -> dict[str, float]:
         """Return the counts as metrics of the episode."""
-        return {f"{kind}_calls": self.counts[kind] for kind in KINDS} | {"cut_results": self.counts["cut"]}
+        counts = {f"{kind}_calls": self.counts[kind] for kind in KINDS} | {"cut_results": self.counts["cut"]}
+        return {name: float(count) for name, count in counts.items()}
 
     async def __aenter__(self) -> ToolUse:
         return self

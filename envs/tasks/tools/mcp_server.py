@@ -188,8 +188,8 @@ class _Process:
 
 
 def _client(server: McpServer, words: TextIO) -> Any:
-    from mcp import Client, StdioServerParameters
-    from mcp.client.stdio import stdio_client
+    from mcp import Client, StdioServerParameters  # pyright: ignore[reportMissingImports]
+    from mcp.client.stdio import stdio_client  # pyright: ignore[reportMissingImports]
 
     command, *args = shlex.split(server.command)
     parameters = StdioServerParameters(command=command, args=args, env=dict(server.env) if server.env else None)
@@ -223,8 +223,8 @@ class _McpTools(Tools):
             self._recorded += 1
 
     async def _answer(self, process: _Process, name: str, arguments: dict[str, Any], seconds: float) -> str:
-        from mcp import MCPError
-        from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+        from mcp import MCPError  # pyright: ignore[reportMissingImports]
+        from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT  # pyright: ignore[reportMissingImports]
 
         try:
             result = await process.request("call_tool", name, arguments, read_timeout_seconds=seconds)

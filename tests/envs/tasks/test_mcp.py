@@ -149,7 +149,7 @@ def test_calls_of_an_episode(command):
     assert texts == ["Error: the call took more than 0.5 s"]
     assert [use.counts[kind] for kind in ("valid", "invalid", "late", "failed", "unknown")] == [1] * 5
     use.limits = task.limits
-    with pytest.raises(ToolFailed, match="the tool die failed: .*out of paper"):
+    with pytest.raises(ToolFailed, match="(?s)the tool die failed: .*out of paper"):
         asyncio.run(use.run(chat, called(("die", {}))))
     with pytest.raises(TaskError, match="cannot be forked"):
         use.fork(0)
