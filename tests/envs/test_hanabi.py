@@ -225,6 +225,7 @@ def test_step_commutes_with_renaming_colors(bot_games):
         assert np.array_equal(LEGAL(image).sum(1), LEGAL(states).sum(1))
 
 
+@pytest.mark.nightly_for("3", "4", "5")
 @pytest.mark.parametrize("players", [2, 3, 4, 5])
 def test_prompts_and_scores_of_a_permuted_game_are_permuted_and_the_same(players):
     """Other-Play: a seat that sees renamed colors reads the same words, and its moves, mapped back, score the same."""

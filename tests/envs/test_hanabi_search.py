@@ -65,6 +65,7 @@ def enumerated(row: int, moves, state) -> dict[tuple[int, int], float]:
 ACTS = jax.jit(jax.vmap(lambda state, hands: BOT.act(state._replace(hands=hands), jax.random.key(0)), (None, 0)))
 
 
+@pytest.mark.nightly_for("6")
 @pytest.mark.parametrize("turns", [6, 12])
 def test_the_belief_is_that_of_full_enumeration(turns):
     memory, states, moves = watched(SMALL, turns, 0)
@@ -83,7 +84,7 @@ def test_the_belief_is_that_of_full_enumeration(turns):
     assert narrow  # moves and hints have excluded most hands
 
 
-@pytest.mark.quick
+@pytest.mark.nightly_for("3", "4", "5")
 @pytest.mark.parametrize("players", [2, 3, 4, 5])
 def test_a_seat_knows_where_its_cards_come_from(players):
     game = Hanabi(players=players, colors=3)
@@ -94,6 +95,7 @@ def test_a_seat_knows_where_its_cards_come_from(players):
         np.testing.assert_array_equal(np.where(places < 0, -1, states.deck[row][places]), hand)
 
 
+@pytest.mark.nightly
 def test_hidden_cards_do_not_matter_and_dealt_positions_are_possible():
     memory, states, _ = watched(SMALL, 6, 0)
     search = SearchBot(SMALL, BOT, hands=64, screening=4, rollouts=8)
