@@ -21,13 +21,20 @@ _ROBOT_FILL = "#2471a3"
 
 
 def symbols(empty: str) -> str:
-    """Return the sign of each content of a cell (see `Warehouse.contents`) that shows `empty` without any."""
+    """Return the signs of all contents of a cell (`rules.contents`).
+
+    Args:
+        empty: Sign of the cell without any.
+    """
     robots = "".join(ROBOTS[shelf][facing] for facing in range(4) for shelf in range(3))
     return empty + SHELVES + robots
 
 
 def board(state: WarehouseState, player: int | None = None, visible: np.ndarray | None = None) -> str:
-    """Draw the grid: ^ > v < robots, u r d l robots with a shelf, x shelves, upper case requested, ? hidden."""
+    """Draw the grid as text.
+
+    Robots are ^ > v <, or u r d l in a cell with a shelf; x is a shelf, upper case is requested, ? is hidden.
+    """
     del player
     marks, width = _marks(state, visible), state.floor.shape[1]
     return "\n".join(" ".join(marks[start : start + width]) for start in range(0, len(marks), width))

@@ -243,7 +243,7 @@ def _indices(game: Warehouse, state: WarehouseState, seat: jax.Array) -> jax.Arr
 
 
 def _event_pieces(game: Warehouse, notation: Notation) -> tuple[Piece, ...]:
-    """Return the pieces of an event: who chose, the choice, and the outcome of the round."""
+    """Return the pieces of an event: the robot, its choice, the round's outcome."""
     who = Table((notation.you, *(notation.other.format(letter) for letter in _letters(game))))
     first, *rest = (*_facts(game, notation), *_window(game, notation))
     outcome = (_optional(first), *(dataclasses.replace(_optional(piece), linked=True) for piece in rest))
