@@ -277,7 +277,7 @@ _making = threading.Lock()
 
 @functools.cache
 def _shared(pid: int, mode: str, programs: tuple[str, ...]) -> Sandbox:
-    sandbox = Sandbox(mode=mode, programs=programs)
+    sandbox = Sandbox(mode=mode, programs=programs) if programs else Sandbox(mode=mode)
     atexit.register(sandbox.close)
     return sandbox
 
