@@ -129,7 +129,7 @@ class Backbone:
         shardings = param_shardings(self.mesh, self.model.axes(), self.model.abstract(dtype))
         if self.place is not None:
             return self._loaded(self.place, key, dtype, shardings)
-        settings = dict(out_shardings=shardings, compiler_options=compiler_options_once())
+        settings: dict[str, Any] = dict(out_shardings=shardings, compiler_options=compiler_options_once())
         init = self.programs.get(("model", self.name), lambda: jax.jit(lambda k: self.model.init(k, dtype), **settings))
         return init(key)
 
@@ -139,7 +139,7 @@ class Backbone:
         if encoder is None or read_config(place).vision is not None:
             return load(place, cfg, dtype, shardings)[1]
         placed = dict(shardings)
-        settings = dict(out_shardings=placed.pop("vision"), compiler_options=compiler_options_once())
+        settings: dict[str, Any] = dict(out_shardings=placed.pop("vision"), compiler_options=compiler_options_once())
         init = self.programs.get(("encoder", self.name), lambda: jax.jit(lambda k: encoder.init(k, dtype), **settings))
         text = load(place, dataclasses.replace(cfg, vision=None), dtype, placed)[1]
         return {**text, "vision": init(jax.random.fold_in(key, 1))}

@@ -34,7 +34,8 @@ from marl_jax.errors import RunError
 from marl_jax.evaluation import intervals, task_scores
 from marl_jax.rollouts.host.episodes import Job
 from marl_jax.running.metrics import read_json_lines, replace_text
-from marl_jax.serving.remote import is_remote, remote_speaker
+from marl_jax.serving.remote import is_remote
+from marl_jax.serving.remote_speaker import remote_speaker
 from marl_jax.setup.tasks import TaskSetup
 
 log = logging.getLogger(__name__)
@@ -323,7 +324,9 @@ class PolicyPlayer:
         changes: dict[str, Any] = {}
         if is_remote(editor):
             sampling = self._setup.speakers(self._config.eval.temperature)[0].sampling
-            changes = dict(speakers=[remote_speaker(editor, sampling)], seating=lambda seat, turn: 0)
+            changes = dict(
+                speakers=[remote_speaker(editor, sampling, self._setup.remote_models)], seating=lambda seat, turn: 0
+            )
         [record], tokens = self._played(Editing(), [Job(number, 0, 0, prompt)], **changes)
         return record["answer"] or "", tokens
 

@@ -53,7 +53,7 @@ class Belief(NamedTuple):
     lost: jax.Array
 
 
-def begin(game: Hanabi, state: HanabiState, seat: jax.Array) -> Memory:
+def begin(game: Hanabi, state: HanabiState, seat: jax.Array | int) -> Memory:
     """Start the memory of a seat at the first position of a game."""
     length = game.max_turns - game.max_turns // game.players
     hand = game.cards_per_hand

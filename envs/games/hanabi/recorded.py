@@ -34,10 +34,11 @@ def read(folder: Path, game: Hanabi) -> RecordedMoves:
         raise ValueError(f"{folder} has moves of the game {recorded}, but must have moves of {rules_of(game)}")
     parts = [np.load(file, allow_pickle=False) for file in files]
     kept = [name for name in parts[0].files if name not in ("scores", "of_bot", "searched")]
-    data = {name: np.concatenate([part[name][part["searched"]] for part in parts]) for name in kept}
+    data: dict[str, Any] = {name: np.concatenate([part[name][part["searched"]] for part in parts]) for name in kept}
     last = Moves(**{name: data[f"last.{name}"] for name in Moves._fields})
     fields = {name: data[f"state.{name}"] for name in HanabiState._fields if name not in ("deck", "last")}
-    states = HanabiState(deck=np.zeros((len(data["action"]), 0), np.int8), last=last, **fields)
+    deck: Any = np.zeros((len(data["action"]), 0), np.int8)
+    states = HanabiState(deck=deck, last=last, **fields)
     return RecordedMoves(states, data["action"], data["gain"])
 
 

@@ -77,7 +77,7 @@ class SearchBot:
             if not getattr(self, field) >= 0:
                 raise ValueError(f"hanabi search: {field} is {getattr(self, field)!r}, but must be >= 0")
 
-    def begin(self, state: HanabiState, seat: jax.Array) -> Memory:
+    def begin(self, state: HanabiState, seat: jax.Array | int) -> Memory:
         """Start the memory of a seat at the first position of a game."""
         return belief.begin(self.game, state, seat)
 

@@ -81,9 +81,10 @@ def play(search: SearchBot, keys: jax.Array, seat: jax.Array | int) -> SearchGam
     return SearchGames(score(last), score(play_out(game, search.bot, first)), *record)
 
 
-def decisions(games: SearchGames) -> dict[str, np.ndarray]:
+def decisions(games: SearchGames) -> dict[str, Any]:
     """Return the moves of all games as arrays [n, …] by name, for a file."""
     games = jax.device_get(games)
+    arrays: dict[str, Any]
     live = games.live
     arrays = {f"state.{name}": x[live] for name, x in games.states._asdict().items() if name not in ("deck", "last")}
     arrays |= {f"last.{name}": x[live] for name, x in games.states.last._asdict().items()}

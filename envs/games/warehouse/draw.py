@@ -23,20 +23,19 @@ _ROBOT_FILL = "#2471a3"
 
 
 def symbols(empty: str) -> str:
-    """Return the signs of the contents of a cell.
+    """Return the signs of all contents of a cell (`rules.contents`).
 
     Args:
-        empty: Sign of the cell if it is empty. The others follow in the order of `rules.contents`.
+        empty: Sign of the cell without any.
     """
     robots = "".join(ROBOTS[shelf][facing] for facing in range(4) for shelf in range(3))
     return empty + SHELVES + robots
 
 
 def board(state: WarehouseState, player: int | None = None, visible: np.ndarray | None = None) -> str:
-    """Draw the grid.
+    """Draw the grid as text.
 
-    Robots are ^ > v <, or u r d l in a cell with a shelf. Shelves are x. Upper case marks requested shelves, and ?
-    hidden cells.
+    Robots are ^ > v <, or u r d l in a cell with a shelf; x is a shelf, upper case is requested, ? is hidden.
     """
     del player
     marks, width = _marks(state, visible), state.floor.shape[1]

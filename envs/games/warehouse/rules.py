@@ -239,12 +239,12 @@ class Warehouse(Game):
         for goal in plan.goals:
             here = (robots == goal) & (loads != NOTHING)
             shelf = jnp.max(jnp.where(here, loads, NOTHING))
-            fulfilled = (requests == shelf) & (shelf != NOTHING)
-            is_requested = jnp.any(fulfilled)
+            delivered = (requests == shelf) & (shelf != NOTHING)
+            is_requested = jnp.any(delivered)
             key = jax.random.fold_in(jax.random.key(state.seed), deliveries)
             taken = jnp.any(numbers == requests[:, None], axis=0)
             following = jnp.argmax(jnp.where(taken, -1.0, jax.random.uniform(key, numbers.shape)))
-            requests = jnp.where(fulfilled, following, requests).astype(jnp.int32)
+            requests = jnp.where(delivered, following, requests).astype(jnp.int32)
             deliveries, earned = deliveries + is_requested, earned + (here & is_requested)
 
         new = state._replace(

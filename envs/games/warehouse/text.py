@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from envs.games.puzzle_notation import places
 from envs.games.puzzle_text import HIDDEN
-from envs.games.template import Fixed, Piece, Table, Template
+from envs.games.template import Fixed, Image, Piece, Table, Template
 from envs.games.text import Text
 from envs.games.warehouse import layout
 from envs.games.warehouse.draw import FLOOR, symbols
@@ -244,7 +244,7 @@ def _indices(game: Warehouse, state: WarehouseState, seat: jax.Array) -> jax.Arr
 
 
 def _event_pieces(game: Warehouse, notation: Notation) -> tuple[Piece, ...]:
-    """Return the pieces of an event: mover, choice and outcome of the round."""
+    """Return the pieces of an event: the robot, its choice, the round's outcome."""
     who = Table((notation.you, *(notation.other.format(letter) for letter in _letters(game))))
     first, *rest = (*_facts(game, notation), *_window(game, notation))
     outcome = (_optional(first), *(dataclasses.replace(_optional(piece), linked=True) for piece in rest))
@@ -252,6 +252,7 @@ def _event_pieces(game: Warehouse, notation: Notation) -> tuple[Piece, ...]:
 
 
 def _optional(piece: Piece) -> Table:
+    assert not isinstance(piece, Image)
     return Table(("", piece.text) if isinstance(piece, Fixed) else ("", *piece.variants))
 
 

@@ -60,7 +60,11 @@ class Sandbox:
         elif plan is not None and layers is not None:
             self.layers = tuple(layers)
         else:
-            plan, self.layers = probe.choose(probe.ways(tuple(programs)) if plan is None else (plan,))
+            plans = None if plan is None else (plan,)
+            if programs:
+                allowed = tuple(programs)
+                plans = tuple(dataclasses.replace(one, programs=allowed) for one in plans or probe.ways())
+            plan, self.layers = probe.choose(plans)
             log.info("sandbox: %s", ", ".join(self.layers))
         self.plan = plan
         self._idle: queue.LifoQueue[SandboxWorker | None] = queue.LifoQueue()
@@ -273,7 +277,7 @@ _making = threading.Lock()
 
 @functools.cache
 def _shared(pid: int, mode: str, programs: tuple[str, ...]) -> Sandbox:
-    sandbox = Sandbox(mode=mode, programs=programs)
+    sandbox = Sandbox(mode=mode, programs=programs) if programs else Sandbox(mode=mode)
     atexit.register(sandbox.close)
     return sandbox
 

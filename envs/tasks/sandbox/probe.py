@@ -34,14 +34,10 @@ print(json.dumps({
 """
 
 
-def ways(programs: tuple[str, ...] = ()) -> tuple[launch.Plan, ...]:
-    """Return the available plans, the strongest first.
-
-    Args:
-        programs: Native programs that may run (see `launch.Plan`).
-    """
-    kinds = (*(("bubblewrap",) if shutil.which("bwrap") else ()), "unshare", None)
-    return tuple(launch.Plan(kind, programs=programs) for kind in kinds)
+def ways() -> tuple[launch.Plan, ...]:
+    """Return the available plans, the strongest first."""
+    bubblewrap = (launch.Plan("bubblewrap"),) if shutil.which("bwrap") else ()
+    return (*bubblewrap, launch.Plan("unshare"), launch.Plan(None))
 
 
 def choose(plans: tuple[launch.Plan, ...] | None = None) -> tuple[launch.Plan, tuple[str, ...]]:
