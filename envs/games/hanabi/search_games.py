@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,9 +84,10 @@ def play(search: SearchBot, keys: jax.Array, seat: jax.Array | int) -> SearchGam
 def decisions(games: SearchGames) -> dict[str, Any]:
     """Return the moves of all games as arrays [n, …] by name, for a file."""
     games = jax.device_get(games)
-    arrays: dict[str, Any]
     live = games.live
-    arrays = {f"state.{name}": x[live] for name, x in games.states._asdict().items() if name not in ("deck", "last")}
+    arrays: dict[str, Any] = {
+        f"state.{name}": x[live] for name, x in games.states._asdict().items() if name not in ("deck", "last")
+    }
     arrays |= {f"last.{name}": x[live] for name, x in games.states.last._asdict().items()}
     arrays |= {name: x[live] for name, x in games.choices._asdict().items()}
     return {**arrays, "searched": games.searched[live], "scores": games.scores, "of_bot": games.of_bot}
