@@ -22,7 +22,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(she
 
 # Install the project with an extra of pyproject.toml; LOCKED=1 installs the versions in locks/, checked by hash. The
 # lock is a constraint too: pip 23, which comes with Python 3.11, picks the newest version for `package[extra]` otherwise.
-EXTRAS = gpu tpu test docs langgraph ag2
+EXTRAS = gpu tpu test docs vision mcp langgraph ag2
 SEPARATE = autogen llamaindex
 pip = $(VENV)/bin/python -m pip install -q
 locked = $(pip) --require-hashes -r locks/$(1).lock -c locks/$(1).lock
@@ -39,7 +39,7 @@ test: $(VENV)/test.stamp lint types
 
 # Agent frameworks have environments of their own, because they need other versions of shared packages.
 FRAMEWORKS = autogen llamaindex langgraph ag2
-nightly: $(VENV)/test.stamp $(FRAMEWORKS:%=$(VENV)/frameworks/%.stamp) chromium
+nightly: $(VENV)/nightly.stamp $(FRAMEWORKS:%=$(VENV)/frameworks/%.stamp) chromium
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --durations=20 -m nightly $(ARGS)
 
 extra = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"], sep="\n")
@@ -90,6 +90,11 @@ $(VENV)/run.stamp: requirements.txt pyproject.toml | $(VENV)/bin/python
 $(VENV)/test.stamp: requirements.txt pyproject.toml | $(VENV)/bin/python
 	$(call install,test)
 	@touch $@ $(VENV)/run.stamp
+
+$(VENV)/nightly.stamp: $(VENV)/test.stamp
+	$(call install,mcp)
+	$(call install,vision)
+	@touch $@
 
 $(VENV)/docs.stamp: pyproject.toml | $(VENV)/bin/python
 	$(call install,docs)

@@ -2,7 +2,8 @@
 
     python scripts/licences.py locks/base.lock locks/test.lock > docs/licences.md      # make licences
 
-A licence comes from the metadata of the package: `License-Expression`, otherwise the classifiers, otherwise `License`.
+A licence comes from the metadata of the package: `License-Expression`, otherwise the classifiers, otherwise `License` or
+the title of the licence file.
 Only packages that are installed for this interpreter are listed.
 """
 
@@ -38,8 +39,14 @@ def licence(package: metadata.PackageMetadata) -> str:
         return expression
     lines = package.get_all("Classifier") or ()
     classifiers = [line.rpartition(":: ")[2] for line in lines if line.startswith("License ::")]
-    stated = (package.get("License") or "").strip().splitlines()
+    stated = (package.get("License") or _title(package)).strip().splitlines()
     return ", ".join(sorted(set(classifiers) - {"OSI Approved"})) or (stated[0][:60] if stated else "not stated")
+
+
+def _title(package: metadata.PackageMetadata) -> str:
+    """Return the text of the licence file, which begins with its title, or ""."""
+    distribution = metadata.distribution(package["Name"])
+    return next(filter(None, map(distribution.read_text, package.get_all("License-File") or ())), "")
 
 
 def table(locks: list[Path]) -> str:
