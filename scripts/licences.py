@@ -2,9 +2,8 @@
 
     python scripts/licences.py locks/base.lock locks/test.lock > docs/licences.md      # make licences
 
-A licence comes from the metadata of the package: `License-Expression`, otherwise the classifiers, otherwise `License` or
-the title of the licence file.
-Only packages that are installed for this interpreter are listed.
+A licence comes from the metadata of the package: `License-Expression`, otherwise the classifiers, otherwise `License`
+or the title of the licence file. Only packages that are installed for this interpreter are listed.
 """
 
 from __future__ import annotations
