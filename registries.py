@@ -122,7 +122,7 @@ class Registry:
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return a hint with the most similar known word, or "".
 
-    Case, underscores and dashes do not count. A known word that begins with the unknown one is the most similar.
+    Case, underscores and dashes do not count. Known words that begin with the unknown one are the most similar.
 
     Args:
         word: Unknown word.
@@ -131,9 +131,9 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """
     plain = {re.sub("[_-]", "", name).lower(): name for name in known}
     word = re.sub("[_-]", "", word).lower()
-    near = [name for name in plain if len(word) > 2 and name.startswith(word)]
+    near = [word] if word in plain else [name for name in plain if len(word) > 2 and name.startswith(word)]
     near = near or difflib.get_close_matches(word, plain, n=1, cutoff=cutoff)
-    return f"; did you mean {plain[near[0]]}?" if near else ""
+    return f"; did you mean {' or '.join(plain[name] for name in near[:2])}?" if near else ""
 
 
 # --------------------------------------------------------------------------------------------- modules and scripts

@@ -104,7 +104,7 @@ def test_parameters_of_the_game_may_be_new(started):
         ([TIC_TAC_TOE + ":gpt-5"], "form is 'gpt-5', but must be one of: sft, scratch, both, MODEL or FORM+MODEL"),
         ([ARITHMETIC + ":qwen"], "form is 'qwen', but must be one of: grpo, ppo, at_grpo, MODEL or FORM+MODEL, where "
             "MODEL is one of: tiny, smollm2, smollm2-lora, qwen2.5-0.5b, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, "
-            "qwen2.5-7b, qwen3-1.7b, qwen3-8b; did you mean qwen2.5-0.5b?\n"),
+            "qwen2.5-7b, qwen3-1.7b, qwen3-8b; did you mean qwen2.5-0.5b or qwen2.5-coder-0.5b?\n"),
         ([ARITHMETIC + ":grpo+smolm2"], "form is 'grpo+smolm2', but must be one of: grpo, ppo, at_grpo, MODEL or "),
         ([ARITHMETIC + ":AT-GRPO"], "; did you mean at_grpo?\n"),
         ([ARITHMETIC, "--config.task.params.level=3"], "config.task.params: arithmetic has no parameter 'level'; "
@@ -131,7 +131,7 @@ def test_parameters_of_the_game_may_be_new(started):
         (["train", TIC_TAC_TOE], "'train' is not a flag; flags start with --; did you mean --mode=train?\n"),
         (["experiments/kuhn.py"], "did you mean --config=experiments/kuhn.py?\n"),
         (["--config=experiments/tictactoe.py"], "; did you mean tic_tac_toe_selfplay?\n"),
-        (["--config=Hanabi"], "; did you mean hanabi_selfplay?\n"),
+        (["--config=Hanabi"], "; did you mean hanabi_search or hanabi_selfplay?\n"),
         (["--config.steps=3"], "--config=experiments/NAME.py or the --workdir of an existing run is required"),
         (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist; pass --config=experiments/NAME.py"),
         (["--workdir=.", "--mode=report"], ". is not the folder of a run: config.json does not exist\n"),
@@ -320,6 +320,7 @@ def test_without_evaluations_no_metric_selects_the_best_checkpoint(capsys, start
     assert cli.main(["launch.py", experiment, "--config.eval.every=0"]) == 0
     assert started[0][1]["config"].checkpoint.best_metric == ""
     assert f"checkpoint.best_metric was {metric!r}, but eval.every is 0; only the newest" in caplog.text
+    capsys.readouterr()  # the terminal shows the warning, too, if an earlier test has set it up
     message = refused(capsys, experiment, "--config.eval.every=0", f"--config.checkpoint.best_metric={metric}")
     assert message == f"launch.py: config.checkpoint.best_metric is {metric!r}, but must be '' with eval.every 0\n"
 

@@ -65,7 +65,7 @@ def enumerated(row: int, moves, state) -> dict[tuple[int, int], float]:
 ACTS = jax.jit(jax.vmap(lambda state, hands: BOT.act(state._replace(hands=hands), jax.random.key(0)), (None, 0)))
 
 
-@pytest.mark.nightly_for("6")
+@pytest.mark.nightly_for("12")
 @pytest.mark.parametrize("turns", [6, 12])
 def test_the_belief_is_that_of_full_enumeration(turns):
     memory, states, moves = watched(SMALL, turns, 0)

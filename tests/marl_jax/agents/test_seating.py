@@ -170,7 +170,7 @@ def test_a_config_names_policies_by_turn():
         ({"all@1": "first", "seat_0": "later"}, "config.agents has no policy for seat_1, but must name every seat"),
         (
             {"seat_0": "first", "seat_0@1": "bot:random", "seat_1": "later"},
-            "config.agents has first, bot:random as turns of seat_0, but must have policies only or one bot",
+            "config.agents has first, bot:random as turns of seat_0, but must have policies only, one bot or one",
         ),
     ],
 )

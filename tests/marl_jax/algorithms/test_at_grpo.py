@@ -39,6 +39,7 @@ class NoModel:
 
     width: int = 1
     critic: str = "none"
+    picture: None = None
 
     @property
     def prompts(self):
@@ -50,7 +51,7 @@ class NoModel:
     def playable(self, action, legal, keys):
         return action
 
-    def act(self, ready, tokens, lengths, legal, keys, ids, temperature=None, central=None, candidates=1):
+    def act(self, ready, tokens, lengths, legal, keys, ids, temperature=None, central=None, candidates=1, media=None):
         mix = jnp.sum(tokens * (1 + jnp.arange(tokens.shape[1]) % 7), axis=1) + 3 * ids
         logits = 2 * jnp.sin(mix[:, None] * (1.0 + jnp.arange(4)))
         logits = jnp.repeat(logits, candidates, axis=0)

@@ -169,6 +169,7 @@ def pair_file(tmp_path_factory):
     return tiny_preference.write_pairs(tmp_path_factory.mktemp("pairs") / "train.jsonl", tiny_preference.pairs(3200))
 
 
+@pytest.mark.nightly
 def test_dpo_recovers_a_planted_preference(pair_file, tmp_path):
     config = tiny_preference.get_config("dpo", pair_file)
     assert config.steps * config.algo.n_pairs <= 3200, "every batch is measured before any of its pairs is learned from"

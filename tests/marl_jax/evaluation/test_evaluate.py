@@ -137,7 +137,7 @@ def test_temperature_decides_between_the_likeliest_and_a_draw(player):
 def test_everyone_against_everyone_and_elo():
     both = [contestants.Contestant("minimax", MinimaxBot()), contestants.Contestant("random", UniformBot(GAME))]
     played = round_robin.round_robin(GAME, both, 100, jax.random.key(0), 0.0)
-    table, draws, distinct = played
+    table, draws, distinct, *_ = played
     assert distinct[0, 1] == 100 and distinct[0, 0] == 0 and 0 <= draws[0, 1] < 0.3
     assert table[0, 1] > 0.85 and table[0, 1] + table[1, 0] == pytest.approx(1) and table[0, 0] == 0.5
     rated = round_robin.ratings(played)
