@@ -2,7 +2,7 @@
 
 The processor is that of Qwen2.5-VL. Sizes are rounded to multiples of patch · merge pixels, and patches are in the
 order (H/2, W/2, 2, 2). Functions on pixels work on NumPy arrays and, with fixed shapes, inside jit. Only reading files
-needs Pillow (`pip install marl_jax[vision]`).
+needs Pillow (`pip install pillow`).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def read_image(source: str | Path | bytes) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError:
-        raise ImportError("reading image files needs Pillow; install it with: pip install marl_jax[vision]") from None
+        raise ImportError("reading image files needs Pillow; install it with: pip install pillow") from None
     name = "the image" if isinstance(source, bytes) else str(source)
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as file:

@@ -59,7 +59,7 @@ class McpServer:
             RuntimeError: The package is missing, the server does not start, or a schema is not supported.
         """
         if importlib.util.find_spec("mcp") is None:
-            raise RuntimeError("the package mcp is missing. Install marl_jax[mcp].")
+            raise RuntimeError("the package mcp is missing. Install it with: pip install 'mcp>=2.3,<3'")
         if self._schemas is None:
             self._schemas = asyncio.run(self._read_schemas())
 
