@@ -175,6 +175,6 @@ def test_settings_without_meaning_are_refused(monkeypatch):
     with pytest.raises(RuntimeError, match="is not prepared"):
         McpServer("x").tools()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RuntimeError, match="the package mcp is missing. Install marl_jax"):
+    with pytest.raises(RuntimeError, match="the package mcp is missing. Install it with"):
         McpServer("x").prepare()
     assert Limits().seconds == 5.0
