@@ -33,8 +33,8 @@ class AudioConfig:
         n_heads: Number of attention heads.
         d_ff: Width of the feed-forward network.
         n_mels: Number of mel channels of a frame.
-        max_frames: Maximum number of log-mel frames, which are 10 ms apart.
-        merge: Number of encoded frames, which are 20 ms apart, that become one embedding.
+        max_frames: Maximum number of log-mel frames, one per 10 ms.
+        merge: Number of encoded frames, one per 20 ms, that become one embedding.
         norm_eps: Epsilon of the norms.
     """
 
@@ -63,7 +63,7 @@ class AudioConfig:
 
 @functools.cache
 def mel_filters(n_mels: int) -> np.ndarray:
-    """Return triangular filters on Slaney's mel scale with unit area, float32 [WINDOW / 2 + 1, n_mels]."""
+    """Return triangular filters on Slaney's mel scale, float32 [WINDOW / 2 + 1, n_mels]."""
     step = np.log(6.4) / 27.0  # above 1 kHz, 27 mels per factor of 6.4; below, 15 mels per kHz
 
     def to_hertz(mel):
@@ -111,7 +111,7 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> 
 
 
 class AudioBlock(nnx.Module):
-    """One layer: attention over all frames and a GELU feed-forward network, each after a layer norm."""
+    """One layer: attention over all frames, then a GELU feed-forward network."""
 
     def __init__(self, cfg: AudioConfig, rngs: nnx.Rngs, dtype):
         d, n, f = cfg.d_model, cfg.n_heads, cfg.d_ff
@@ -220,7 +220,7 @@ class AudioEncoder(Stack):
         return ends.finish(x)
 
     def hidden(self, params: dict, frames: jax.Array, *, dtype=jnp.bfloat16) -> jax.Array:
-        """Return the encoded frames before the projection, [I, T / 2, D], as Whisper's encoder does."""
+        """Return the encoded frames before the projection, [I, T / 2, D]."""
         ends, x = self._layers(params, frames, dtype, "none")
         return ends.encoded(x)
 

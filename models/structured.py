@@ -1,8 +1,9 @@
-"""An encoder of structured data: the rows of a table or the nodes of a graph to embeddings of a decoder.
+"""An encoder of structured data: rows of tables and nodes of graphs.
 
-Every row has numbers, which are encoded by sines and cosines of several frequencies, so that small differences and
-large ones are both visible. Rows attend to all others, and nodes to their neighbors and themselves. Nothing depends on
-the order of the rows: the same permutation of the input permutes the embeddings.
+Its output are embeddings of a decoder. Every row has numbers, which are encoded by sines and cosines of several
+frequencies, so that small differences and large ones are both visible. Rows attend to all others, and nodes to their
+neighbors and themselves. Nothing depends on the order of the rows: the same permutation of the input permutes the
+embeddings.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class TableConfig:
 
 
 class TableBlock(nnx.Module):
-    """One layer: attention along the edges and a SiLU feed-forward network, each after an RMS norm."""
+    """One layer: attention along the edges, then a SiLU feed-forward network."""
 
     def __init__(self, cfg: TableConfig, rngs: nnx.Rngs, dtype):
         d, n, f = cfg.d_model, cfg.n_heads, cfg.d_ff
@@ -70,7 +71,7 @@ class TableBlock(nnx.Module):
         self.down = param(rngs, (f, d), ("F", "D"), 0.02 / (2 * cfg.n_layers) ** 0.5, dtype)
 
     def __call__(self, x, reads):
-        """Run the layer on x [I, N, D], where row i reads row j if `reads` [I, N, N] has it."""
+        """Run the layer on x [I, N, D], reading along `reads` [I, N, N]."""
         w, eps = lambda p: p[...].astype(x.dtype), self.cfg.norm_eps
         y = rms_norm(x, self.norm[...], eps)
         q, k, v = (jnp.einsum("btd,dnh->btnh", y, w(p)) for p in (self.q, self.k, self.v))
