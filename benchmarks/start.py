@@ -45,7 +45,7 @@ PHASES = (  # (module, function, phase)
     ("marl_jax.setup.trainer", "at_start", "weights and optimizer"),
     ("marl_jax.setup.trainer", "run_fingerprint", "fingerprint of the run"),
     ("marl_jax.setup.trainer", "programs", "begin to compile"),
-    ("marl_jax.modes.evaluate", "evaluation_of", "prepare the evaluation"),
+    ("marl_jax.modes.train", "evaluation_of", "prepare the evaluation"),
     ("marl_jax.evaluation.games", "GameEvaluation.__call__", "evaluation before training"),
     ("marl_jax.running.profiling", "Clock.phase", "first {}"),
     ("marl_jax.running.checkpoint", "Checkpoints.save", "checkpoint"),

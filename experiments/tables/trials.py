@@ -207,7 +207,10 @@ def folder_of(session: Session, trial: Trial) -> Path:
 
 
 def elsewhere(session: Session, trial: Trial) -> Path | None:
-    """Return the finished run in `--runs` that has the settings of a trial, or None."""
+    """Return the finished run in `--runs` that has the settings of a trial, or None.
+
+    The test of a trained run before its first update counts as that of an untrained trial.
+    """
     if not session.flags.runs or (session.folder / trial.name / "config.json").exists():
         return None
     if "runs" not in session.memory:
@@ -216,7 +219,7 @@ def elsewhere(session: Session, trial: Trial) -> Path | None:
     runs = [
         run
         for run, identity, steps in session.memory["runs"]
-        if identity == expected and bool(steps) == bool(trial.steps)
+        if identity == expected and (steps > 0 if trial.steps else steps == 0 or 0 in records.tested_steps(run))
     ]
     return runs[0] if runs else None
 

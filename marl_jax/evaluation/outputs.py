@@ -5,17 +5,37 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
 from marl_jax.evaluation import records
+from marl_jax.evaluation.games import GameEvaluation
+from marl_jax.evaluation.reward_model import PairEvaluation
+from marl_jax.evaluation.tasks import TaskEvaluation
+from marl_jax.evaluation.verifier import VerifierEvaluation
 from marl_jax.running.conversation_logs import GameLogs
 from marl_jax.running.metrics import MetricsWriter
 from marl_jax.running.profiling import Clock
 from marl_jax.setup.games import GameSetup
 from marl_jax.setup.tasks import TaskSetup
 from marl_jax.setup.trainer import Trainer
+
+Evaluation: TypeAlias = GameEvaluation | TaskEvaluation | VerifierEvaluation | PairEvaluation
+
+
+def evaluation_of(setup: GameSetup | TaskSetup, part: str = "validation") -> Evaluation:
+    """Build the evaluation of a run.
+
+    Args:
+        setup: Parts of the run.
+        part: Split of the examples of a task. The default selects the best checkpoint during training.
+    """
+    if isinstance(setup, GameSetup):
+        return setup.programs.get("evaluation", lambda: GameEvaluation(setup))
+    if "pairs" in setup.algorithm.verifies:
+        return PairEvaluation(setup, part)
+    return VerifierEvaluation(setup, part) if setup.algorithm.verifies else TaskEvaluation(setup, part)
 
 
 class RunOutputs:
@@ -24,7 +44,7 @@ class RunOutputs:
     Args:
         setup: Parts of the run.
         trainer: Provides the weights.
-        evaluation: The run's evaluation, see `marl_jax.modes.evaluate.evaluation_of`.
+        evaluation: The run's evaluation, see `evaluation_of`.
         workdir: Folder of the run.
         start: Step from which the run continues; later rows in the files are removed.
         main: Whether this process writes files.
@@ -33,8 +53,9 @@ class RunOutputs:
     def __init__(
         self, setup: GameSetup | TaskSetup, trainer: Trainer, evaluation: Any, workdir: Path, start: int, main: bool
     ):
-        self._config, self._trainer, self._workdir = setup.config, trainer, workdir
+        self._setup, self._config, self._trainer, self._workdir = setup, setup.config, trainer, workdir
         self._evaluation, self._played = evaluation, records.log_of(setup)
+        self._test: Evaluation | None = None
         self._metrics = MetricsWriter(setup.config, workdir, start=start, main=main)
         self._games = GameLogs(setup.config, workdir, start=start, main=main)
 
@@ -42,6 +63,7 @@ class RunOutputs:
         """Evaluate the policy before training, together with baselines."""
         self._metrics.write_eval(0, self._trainer.with_params(self._evaluation, baselines=True))
         self._evaluation.write(self._workdir, 0)
+        self._evaluate_test(0, last=False)
 
     def evaluate(self, step: int, last: bool, clock: Clock) -> float | None:
         """Evaluate if the step is due, and return the metric that selects the best checkpoint."""
@@ -50,9 +72,19 @@ class RunOutputs:
             return None
         with clock.phase("evaluation"):
             rows = self._trainer.with_params(self._evaluation)
+            self._evaluate_test(step, last)
         self._metrics.write_eval(step, rows)
         self._evaluation.write(self._workdir, step)
         return best_metric(self._config, rows)
+
+    def _evaluate_test(self, step: int, last: bool) -> None:
+        """Evaluate on the test split if `eval.test` asks for it; only the episodes are written."""
+        if self._config.eval.test != "always" and not (self._config.eval.test == "last" and last):
+            return
+        if self._test is None:
+            self._test = evaluation_of(self._setup, "test")
+        self._trainer.with_params(self._test)
+        self._test.write(self._workdir, step)
 
     def write(self, step: int, metrics: Mapping[str, Any], clock: Clock, last: bool = False) -> None:
         """Write the metrics of a step, and sampled games if they are due."""
@@ -64,8 +96,9 @@ class RunOutputs:
     def close(self) -> None:
         """Close all files."""
         with contextlib.ExitStack() as closing:
-            for part in (self._evaluation, self._played, self._metrics, self._games):
-                closing.callback(part.close)
+            for part in (self._evaluation, self._test, self._played, self._metrics, self._games):
+                if part is not None:
+                    closing.callback(part.close)
 
 
 def best_metric(config: ConfigDict, rows: list[dict]) -> float | None:

@@ -3,7 +3,8 @@
     python launch.py --workdir=runs/mine --mode=eval
     python launch.py --workdir=runs/mine --mode=eval --config.eval.samples=16 --config.eval.temperature=0.7
 
-During training a run is evaluated on the validation split; `--mode=eval` uses `eval.split`, by default the test split.
+During training a run is evaluated on the validation split, and on the test split too if `eval.test` says so;
+`--mode=eval` uses `eval.split`, by default the test split.
 At most `eval.games` examples are played, chosen by `eval.seed`. Sampling is greedy by default; several samples per
 example need a temperature. `task_scores` defines the metrics. If all episodes failed, there are no metrics, and the log
 says why. Every episode is written to `answers/SPLIT_STEP.jsonl` with prompts, completions, verdicts and their reasons,

@@ -19,32 +19,14 @@ from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
-from marl_jax.evaluation.games import GameEvaluation, is_exact
-from marl_jax.evaluation.reward_model import PairEvaluation
-from marl_jax.evaluation.tasks import TaskEvaluation
-from marl_jax.evaluation.verifier import VerifierEvaluation
+from marl_jax.evaluation.games import is_exact
+from marl_jax.evaluation.outputs import evaluation_of
 from marl_jax.running.metrics import replace_text
 from marl_jax.serving.remote import check_reachable
-from marl_jax.setup import GameSetup, TaskSetup
+from marl_jax.setup import GameSetup
 from marl_jax.setup.weights import present_weights
 
 log = logging.getLogger(__name__)
-
-
-def evaluation_of(
-    setup: GameSetup | TaskSetup, part: str = "validation"
-) -> GameEvaluation | TaskEvaluation | VerifierEvaluation | PairEvaluation:
-    """Build the evaluation of a run.
-
-    Args:
-        setup: Parts of the run.
-        part: Split of the examples of a task. The default selects the best checkpoint during training.
-    """
-    if isinstance(setup, GameSetup):
-        return setup.programs.get("evaluation", lambda: GameEvaluation(setup))
-    if "pairs" in setup.algorithm.verifies:
-        return PairEvaluation(setup, part)
-    return VerifierEvaluation(setup, part) if setup.algorithm.verifies else TaskEvaluation(setup, part)
 
 
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ from ml_collections import ConfigDict
 from marl_jax import setup as setups
 from marl_jax.devices.aot import SharedPrograms
 from marl_jax.errors import RunError, RunStopped
-from marl_jax.evaluation.outputs import RunOutputs
-from marl_jax.modes import evaluate, report
+from marl_jax.evaluation.outputs import RunOutputs, evaluation_of
+from marl_jax.modes import report
 from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints, Restored
 from marl_jax.running.events import Events
@@ -136,7 +136,7 @@ def _train(setup: GameSetup | TaskSetup, given: ConfigDict, workdir: Path, stop:
         check_reachable(config.eval.opponents, "eval.opponents")
     if not finished:
         setup.check_remote()
-    evaluation = evaluate.evaluation_of(setup)
+    evaluation = evaluation_of(setup)
     if not finished:
         trainer.compile_ahead(start, evaluation if evaluates_first else None)
     outputs = RunOutputs(setup, trainer, evaluation, workdir, start, main)

@@ -273,6 +273,8 @@ def _tasks_only(c: ConfigDict) -> Iterator[str]:
         )
     if c.eval.samples > 1:
         yield f"config.eval.samples is {c.eval.samples} with env.name {c.env.name!r}, but must be 1 for games"
+    if c.eval.test != "never":
+        yield f"config.eval.test is {c.eval.test!r} with env.name {c.env.name!r}, but must be 'never' for games"
 
 
 COMBINATIONS = (

@@ -264,6 +264,11 @@ EVAL = {
         choice("validation", "test"),
         "Dataset split for --mode=eval; evaluations during training always use validation",
     ),
+    "test": Field(
+        "never",
+        choice("never", "last", "always"),
+        "Evaluations of the training of a task that also cover the test split, which selects no checkpoint",
+    ),
 }
 
 SEARCH = {

@@ -118,6 +118,11 @@ def _evaluation(c: ConfigDict) -> Iterator[str]:
             f"config.eval.samples is {c.eval.samples} with eval.temperature 0, but greedy samples are all equal. Set "
             "eval.samples to 1 or eval.temperature above 0."
         )
+    if c.eval.test != "never" and not c.eval.every:
+        yield (
+            f"config.eval.test is {c.eval.test!r} with eval.every 0, but it needs evaluations during training. Set "
+            "eval.every."
+        )
 
 
 def _best(c: ConfigDict) -> Iterator[str]:

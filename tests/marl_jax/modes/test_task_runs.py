@@ -225,7 +225,7 @@ def test_a_first_evaluation_that_compiles_for_longer_than_the_time_limit(tmp_pat
 def test_evaluation_logs_and_report(tmp_path, capsys):
     config = tiny_task.get_config("grpo")
     config.steps = 2
-    config.eval.update(dict(every=1, games=100))
+    config.eval.update(dict(every=1, games=100, test="last"))
     config.checkpoint.update(dict(best_metric="self/success", every=50))
     config.log.update(dict(games=2, games_every=1))
     run(config, tmp_path)
@@ -258,6 +258,13 @@ def test_evaluation_logs_and_report(tmp_path, capsys):
     assert {k: v for k, v in rows[-1].items() if k not in ("step", "time")} == pytest.approx(found[0])
     assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == 2
     assert [folder.name for folder in export.main(config, tmp_path)] == ["main"]
+
+    # --mode=eval on the test split plays the same episodes as the end of training.
+    (place,) = (tmp_path / "answers").glob("test_*.jsonl")
+    played = place.read_text()
+    config.eval.split = "test"
+    evaluate.main(config, tmp_path)
+    assert place.name == "test_00000002.jsonl" and place.read_text() == played
 
 
 def test_a_person_answers_for_a_role_or_watches(tmp_path):
@@ -340,6 +347,7 @@ def test_turns_of_a_role_can_have_policies_of_their_own(tmp_path):
         ("checkpoint.best_metric", "random/win_rate", "self/success"),
         ("eval.opponents", ("random",), "opponents"),
         ("eval.swap_roles", True, "swap_roles"),
+        ("eval.test", "last", "eval.every 0"),
         ("algo.critic", "central", "'head' or 'separate'"),
         ("task.max_new_tokens", 256, "to leave room for a prompt"),
         ("agents.all", "bot:random", "must be a policy: tasks have no bots"),
