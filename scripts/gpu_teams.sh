@@ -1,45 +1,56 @@
 #!/usr/bin/env bash
-# Where teams should win, on one GPU: divided information, and a solver with a trained verifier (docs/divided.md).
+# Where teams should win, on one GPU: planning with a tool, divided information (docs/results.md, docs/divided.md).
 #
-#   QWEN_15B=FILE.gguf scripts/gpu_teams.sh [half_blind] [hidden_profile] [verified]        # both tasks by default
+#   QWEN_15B=FILE.gguf scripts/gpu_teams.sh [TASK:ROW …]
 #
-# QWEN_15B is Qwen2.5-Coder-1.5B-Instruct; without it the weights are downloaded. Results are written to $OUT (default:
-# runs/gpu_teams), as teams.md, teams.csv, teams.svg and verified.md with paired intervals. Three seeds (SEEDS), all forms,
-# STEPS updates (default: 20) and 512 held-out examples. JOBS runs share the card (default: 4). The same command continues
-# where it was stopped; LIMIT=1200 stops each name after 1,200 seconds, and the table then has the runs so far. `verified`
-# needs GSM8K in MARL_JAX_DATA, and co-trains solver and verifier with ROUNDS=2.
+# QWEN_15B is Qwen2.5-Coder-1.5B-Instruct; without it the weights are downloaded. A row is a form of
+# experiments/{hidden_profile,half_blind,planning_team}.py. TASK:ROW:GAME sets the game of the planning team, and
+# TASK:ROW:GAME:STEPS also the number of updates; the default rows are listed below. Every row trains the seeds SEEDS
+# (default: 0,1,2) one after the other in one process, with shared compiled programs, and tests 512 held-out examples before
+# training, every EVERY updates and at the end. JOBS rows share the card (default: 3). Results are written to $OUT (default:
+# runs/gpu_teams), the tables to $OUT/tables. The same command continues where it was stopped; after LIMIT seconds all runs
+# save and stop.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-out=${OUT:-runs/gpu_teams}
+export out=${OUT:-runs/gpu_teams} model=qwen2.5-coder-1.5b jobs=${JOBS:-3} end=$(($(date +%s) + ${LIMIT:-86400}))
+export seeds=${SEEDS:-0,1,2}
 mkdir -p "$out"
 
-run() { timeout --preserve-status --signal=TERM --kill-after=120 "${LIMIT:-86400}" python "$@"; }
-
-# Completions are short, so activations fit without rematerialization.
-model=(--model=qwen2.5-coder-1.5b ${QWEN_15B:+--config.model.weights="$QWEN_15B"} --config.model.remat=none)
-
-teams() {
-  run -m experiments.tables.teams --workdir="$out/teams" --only="$1" --seeds="${SEEDS:-3}" --steps="${STEPS:-20}" \
-    --jobs="${JOBS:-4}" --problems=512 "${model[@]}" --config.algo.grad_accum_steps=16
+row() { # row TASK:FORM[:GAME[:STEPS]]
+  local task form game steps folder flags remat=none  # short completions; activations fit without rematerialization
+  IFS=: read -r task form game steps <<<"$1"
+  folder=$out/${1//:/_}
+  case $task in
+    half_blind) flags=(--config.steps="${steps:-30}" --config.eval.every="${EVERY:-10}") ;;
+    hidden_profile) flags=(--config.steps="${steps:-20}" --config.eval.every="${EVERY:-10}") ;;
+    planning_team)
+      remat=full
+      flags=(--config.steps="${steps:-60}" --config.eval.every="${EVERY:-5}" --config.task.params.game="${game:-plan_path}")
+      case $form in
+        at_grpo*) flags+=(--config.stop_when="task/plan_rate>=0.98") ;;
+        tool_grpo) flags+=(--config.stop_when="success>=0.99" --config.algo.pack=2) ;;
+      esac
+      ;;
+    *) echo "unknown task $task; tasks: half_blind, hidden_profile, planning_team" >&2; return 2 ;;
+  esac
+  local left=$((end - $(date +%s)))
+  [ "$left" -gt 30 ] || { echo "time is up before $1"; return 0; }
+  echo "== $1 ($left s left)"
+  XLA_PYTHON_CLIENT_MEM_FRACTION=${MEM_FRACTION:-$(awk "BEGIN {print 0.9 / $jobs}")} \
+    timeout --preserve-status --signal=TERM --kill-after=60 "$left" \
+    python launch.py --config="experiments/$task.py:$form+$model" --workdir="$folder" --seeds="$seeds" "${flags[@]}" \
+    --config.eval.test=always --config.checkpoint.every=1000 --config.checkpoint.best_metric= \
+    --config.algo.grad_accum_steps="${ACCUM:-32}" --config.model.remat="${REMAT:-$remat}" \
+    ${QWEN_15B:+--config.model.weights="$QWEN_15B"} >"$folder.log" 2>&1 || { echo "failed: $1"; tail -5 "$folder.log"; }
 }
-half_blind() { teams half_blind; }
-hidden_profile() { teams hidden_profile; }
+export -f row
 
-verified() {
-  run -m experiments.tables.verified --workdir="$out/verified" --rounds="${ROUNDS:-1}" --steps="${STEPS:-20}" "${model[@]}" \
-    --config.task.max_new_tokens=300 --config.task.max_num_seqs=512
-}
+[ $# -gt 0 ] || set -- hidden_profile:at_grpo_shared half_blind:at_grpo_shared planning_team:at_grpo_per_role \
+  planning_team:tool_grpo:plan_path:4 hidden_profile:all_grpo half_blind:all_grpo hidden_profile:seat_grpo half_blind:seat_grpo
+printf '%s\n' "$@" | xargs -P "$jobs" -I{} bash -c 'row {}'
 
-names="half_blind hidden_profile verified"
-[ $# -gt 0 ] || set -- half_blind hidden_profile
-for name in "$@"; do
-  [[ " $names " == *" $name "* ]] || { echo "unknown name $name; names: $names" >&2; exit 2; }
-done
-failed=()
-for name in "$@"; do
-  echo "== $name"
-  "$name" 2>&1 | tee -a "$out/$name.log" || failed+=("$name")
-done
-python -m experiments.tables.teams --workdir="$out/teams" --seeds="${SEEDS:-3}" --steps="${STEPS:-20}" --collect \
-  --model=qwen2.5-coder-1.5b
-[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
+count=$(tr ',' '\n' <<<"$seeds" | wc -l)
+collect() { python -m "experiments.tables.$1" --workdir="$out/tables/$1" --model=$model --runs="$out" --seeds="$count" --collect "${@:2}"; }
+compgen -G "$out/h*" >/dev/null && collect teams
+compgen -G "$out/planning_team*" >/dev/null && collect planning --only=team_plan_path,team_sokoban,team_sudoku
+exit 0
