@@ -13,6 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${OUT:-runs/gpu_hanabi}
 end=$((SECONDS + ${LIMIT:-570}))
 mkdir -p "$out"
+export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/marl_jax/jax}
 
 run() { # stops with a checkpoint when the time is up
   local left=$((end - SECONDS))
@@ -21,8 +22,8 @@ run() { # stops with a checkpoint when the time is up
 }
 
 search() {
-  run -m envs.games.hanabi.search_games --out="$out/search" --games="${GAMES:-2048}" --batch="${BATCH:-128}" \
-    --hands=1024 --screening=32 --finalists=4 --rollouts=256 --limit=$((end - SECONDS - 90))
+  run -m envs.games.hanabi.search_games --out="$out/search" --games="${GAMES:-2048}" --batch="${BATCH:-64}" \
+    --hands=1024 --screening=32 --finalists=4 --rollouts=256 --limit=$((end - SECONDS - 15))
 }
 
 train() {

@@ -160,7 +160,10 @@ def test_search_is_no_worse_than_the_bot_and_repeats(tmp_path, capsys):
     legal = jax.vmap(SMALL.legal)(moves.states)
     assert np.all(np.take_along_axis(np.asarray(legal), moves.actions[:, None], axis=1))
     assert search_games.main([f"--out={tmp_path}", *FLAGS, "--games=64"]) == 0  # only the missing file
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    head, first_batch, both, *again = capsys.readouterr().out.splitlines()
+    assert again[0] == head and [line.split()[1:] for line in again[1:]] == [first_batch.split()[1:], both.split()[1:]]
+    assert both.split()[1:4] == ["64", f"{result['bot']:.2f}", f"{result['search']:.2f}"]
+    assert (tmp_path / "search.md").read_text().splitlines()[1:-1] == again
     assert (tmp_path / "games-00001.npz").read_bytes() == first
     with pytest.raises(SystemExit):
         search_games.main([f"--out={tmp_path}", *FLAGS, "--games=64", "--seed=1"])

@@ -42,7 +42,7 @@ def read(folder: Path, game: Hanabi) -> RecordedMoves:
     return RecordedMoves(states, data["action"], data["gain"])
 
 
-def summary(folder: Path) -> dict[str, float]:
+def summary(folder: Path) -> dict[str, Any]:
     """Return the mean scores in a folder, their paired difference and statistics of the search."""
     names = ("scores", "of_bot", "searched", "action", "blueprint", "gain", "lost")
     parts = [np.load(file, allow_pickle=False) for file in sorted(folder.glob("games-*.npz"))]

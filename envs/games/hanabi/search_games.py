@@ -3,9 +3,10 @@
     python -m envs.games.hanabi.search_games --out=runs/small_search --preset=small --games=256
     python -m envs.games.hanabi.search_games --out=runs/search --games=4096 --batch=256 --hands=1024 --rollouts=256
 
-The bot plays the same decks in all seats, so that scores can be compared game by game. Every batch of games is written
-to a file in --out, and running the command again continues after the last one. `sft` trains on the recorded moves of
-the folder `config.algo.data`.
+The bot plays the same decks in all seats, so that scores can be compared game by game. After every batch, its games
+are written to a file in --out and the scores of all games so far to a line of the table, so the command can be stopped
+at any time. Running it again continues after the last batch. `sft` trains on the recorded moves of the folder
+`config.algo.data`.
 """
 
 import argparse
@@ -20,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.games.hanabi import recorded
 from envs.games.hanabi.belief import without_deck
 from envs.games.hanabi.bots import ConventionBot
-from envs.games.hanabi.recorded import rules_of, summary
 from envs.games.hanabi.rules import Hanabi, HanabiState
 from envs.games.hanabi.search import Choice, SearchBot, play_out
 
@@ -93,6 +94,34 @@ def decisions(games: SearchGames) -> dict[str, Any]:
     return {**arrays, "searched": games.searched[live], "scores": games.scores, "of_bot": games.of_bot}
 
 
+class _Table:
+    """Scores of the games in a folder, printed and written to search.md.
+
+    Args:
+        folder: Folder of the games. If it has some, they are the first line.
+    """
+
+    HEAD = "seconds  games    bot  search  difference (95 %)     deviations  unexplained"
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._lines = [self.HEAD]
+        print(self.HEAD, flush=True)
+        if any(folder.glob("games-*.npz")):
+            self.add_line(0)
+
+    def add_line(self, seconds: float) -> None:
+        """Add the scores of all games so far."""
+        now = recorded.summary(self._folder)
+        interval = f"{now['difference']:+.2f} [{now['difference_low']:.2f}, {now['difference_high']:.2f}]"
+        self._lines.append(
+            f"{seconds:7.0f} {now['games']:6d} {now['bot']:6.2f} {now['search']:7.2f}  {interval:<20} "
+            f"{now['deviations']:11.1%} {now['lost']:12.1%}"
+        )
+        print(self._lines[-1], flush=True)
+        (self._folder / "search.md").write_text("```text\n" + "\n".join(self._lines) + "\n```\n")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Play games and write their moves and scores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,7 +131,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--games", type=int, default=256, help="Number of games.")
     parser.add_argument("--batch", type=int, default=32, help="Number of games played at the same time, and per file.")
     parser.add_argument("--seed", type=int, default=0, help="Random seed.")
-    parser.add_argument("--limit", type=float, default=float("inf"), help="Seconds after which no batch is started.")
+    limit = "Seconds within which the last batch should end; it is estimated from the batch before."
+    parser.add_argument("--limit", type=float, default=float("inf"), help=limit)
     settings = [field for field in dataclasses.fields(SearchBot) if field.name not in ("game", "bot")]
     for field in settings:
         kind = type(field.default)
@@ -110,7 +140,10 @@ def main(arguments: list[str] | None = None) -> int:
     flags = parser.parse_args(arguments)
     game = Hanabi(**{**Hanabi.PRESETS[flags.preset], "players": flags.players})
     search = SearchBot(game, ConventionBot(game), **{field.name: getattr(flags, field.name) for field in settings})
-    described = {"game": rules_of(game), "search": {field.name: getattr(flags, field.name) for field in settings}}
+    described = {
+        "game": recorded.rules_of(game),
+        "search": {field.name: getattr(flags, field.name) for field in settings},
+    }
     described |= {"seed": flags.seed, "batch": flags.batch}
     flags.out.mkdir(parents=True, exist_ok=True)
     place = flags.out / "search.json"
@@ -118,11 +151,13 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--out is {flags.out}, but its games have other settings. Choose another folder.")
     place.write_text(json.dumps(described, indent=2) + "\n")
     program, start = jax.jit(play, static_argnums=0), time.monotonic()
+    table = _Table(flags.out)
+    last = before = 0.0
     for number in range(-(-flags.games // flags.batch)):
         file = flags.out / f"games-{number:05d}.npz"
         if file.exists():
             continue
-        if time.monotonic() - start > flags.limit:
+        if (before := time.monotonic() - start) + last > flags.limit:
             break
         keys = jax.random.split(jax.random.fold_in(jax.random.key(flags.seed), number), flags.batch)
         arrays = decisions(program(search, keys, number % game.players))  # seats search in turns
@@ -130,7 +165,8 @@ def main(arguments: list[str] | None = None) -> int:
         with part.open("wb") as out:
             np.savez_compressed(out, **arrays)
         part.rename(file)
-        print(f"{time.monotonic() - start:.0f} s", json.dumps(summary(flags.out)), flush=True)
+        last = time.monotonic() - start - before
+        table.add_line(before + last)
     return 0
 
 
