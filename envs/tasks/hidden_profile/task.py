@@ -210,14 +210,15 @@ class HiddenProfile(Task):
         for messages in history:
             text += "".join(quoted("You" if who == seat else NAMES[who], said) for who, said in messages.items())
         if answers:
-            count = ", ".join(f"{letter} n" for letter in question["options"])
+            form = "\n".join(f"{letter} (…, …) n" for letter in question["options"])
             return (
-                f"{text}Do not write code. Write exactly one line: the number of different advantages of each "
-                f"{question['topic']}, then {FINAL} and the letter of the one with the most, in this form:\n{count} "
+                f"{text}Write one line for each {question['topic']}: its letter, all of its different advantages and "
+                f"their number n. Then write {FINAL} and the letter of the one with the most. Use this form:\n{form}\n"
                 f"{FINAL} X"
             )
         return (
-            f"{text}Write what the others need to know, in at most {self.message_limit} characters. Do not answer yet."
+            f"{text}Write what the others need to know, in one short line for each {question['topic']}, without "
+            f"explanations and in at most {self.message_limit} characters. Do not answer yet."
         )
 
 
