@@ -30,7 +30,7 @@ DEFAULT = "at_grpo_shared"
 
 def divided(
     task: str, form: str | None, *, seats: Sequence[str], completions: tuple[int, int], views: Mapping[str, str],
-    params: Mapping[str, Any], small: Mapping[str, Any], max_length: int,
+    params: Mapping[str, Any], small: Mapping[str, Any], max_length: int, max_new_tokens: int,
 ) -> ConfigDict:  # fmt: skip
     """Configure a task in one of FORMS.
 
@@ -50,6 +50,7 @@ def divided(
         params: Parameters of the task.
         small: Parameters for the embedded model.
         max_length: Maximum number of tokens in a conversation of a pretrained model.
+        max_new_tokens: Maximum number of tokens in a completion of a pretrained model.
     """
     form, model = variants.split_form(form, FORMS, DEFAULT)
     config = defaults.get_config()
@@ -68,7 +69,8 @@ def divided(
         config.task.update(dict(max_new_tokens=4, max_num_seqs=16, max_length=2048, time_limit=120.0))
         config.eval.games = 16
     else:
-        config.task.update(dict(max_new_tokens=150, max_num_seqs=512, max_length=max_length, time_limit=600.0))
+        config.task.update(dict(max_num_seqs=512, max_length=max_length, time_limit=600.0))
+        config.task.max_new_tokens = max_new_tokens
         config.algo.update(dict(grad_accum_steps=8, tis_clip=0.0))
         if config.algo.name == "grpo":
             config.algo.pack = 4

@@ -29,7 +29,7 @@ COMPLETIONS = (1, 1)
 def get_config(form: str | None = None):
     """Configure Plan-Path 5x5 for a scout and an executor."""
     config = divided.divided(
-        "half_blind", form, seats=SEATS, completions=COMPLETIONS, max_length=1024,
+        "half_blind", form, seats=SEATS, completions=COMPLETIONS, max_length=1024, max_new_tokens=150,
         views={divided.TEAM: "team", divided.SEAT: "executor", divided.ALL: "all"},
         params=dict(scout="half", turns=1, size=5), small=dict(n_train=64, n_validation=16, n_test=16),
     )  # fmt: skip

@@ -28,7 +28,7 @@ COMPLETIONS = (2, 2)
 def get_config(form: str | None = None):
     """Configure questions with four options for two seats."""
     config = divided.divided(
-        "hidden_profile", form, seats=SEATS, completions=COMPLETIONS, max_length=1024,
+        "hidden_profile", form, seats=SEATS, completions=COMPLETIONS, max_length=1024, max_new_tokens=200,
         views={divided.TEAM: "team", divided.SEAT: "seat", divided.ALL: "all"},
         params=dict(seats=len(SEATS), options=4, turns=1), small=dict(n_train=64, n_validation=16, n_test=16),
     )  # fmt: skip

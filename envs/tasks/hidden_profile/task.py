@@ -210,15 +210,16 @@ class HiddenProfile(Task):
         for messages in history:
             text += "".join(quoted("You" if who == seat else NAMES[who], said) for who, said in messages.items())
         if answers:
-            form = "\n".join(f"{letter} (…, …) n" for letter in question["options"])
+            known = "yours and those of the messages" if history else "from the list above"
+            topic = question["topic"]
             return (
-                f"{text}Write one line for each {question['topic']}: its letter, all of its different advantages and "
-                f"their number n. Then write {FINAL} and the letter of the one with the most. Use this form:\n{form}\n"
-                f"{FINAL} X"
+                f"{text}Write one line for each {topic}: its letter, all of its different advantages, {known}, each "
+                f'once, and their number, for example "A: red, old, big = 3". End with {FINAL} and the letter of the '
+                f"{topic} with the highest number."
             )
         return (
-            f"{text}Write what the others need to know, in one short line for each {question['topic']}, without "
-            f"explanations and in at most {self.message_limit} characters. Do not answer yet."
+            f"{text}Write what the others need to know, in the form of the list above and in at most "
+            f"{self.message_limit} characters. Do not answer yet."
         )
 
 
