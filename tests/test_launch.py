@@ -189,6 +189,19 @@ def test_an_experiment_with_a_mistake_is_reported_with_its_name(capsys, tmp_path
     assert "get_config returned dict" in refused(capsys, f"--config={file}")
 
 
+def test_an_experiment_without_the_default_groups_is_refused(capsys, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("import ml_collections\ndef get_config():\n    return ml_collections.ConfigDict({'optim': 3})\n")
+    (line,) = refused(capsys, f"--config={file}").splitlines()
+    assert line.startswith(f"launch.py: --config={file}: the config lacks ") and ", optim, " in line
+
+
+def test_a_flag_is_no_workdir(capsys, started):
+    assert "--workdir is '--mode=config'" in refused(capsys, TIC_TAC_TOE, "--workdir", "--mode=config")
+    assert "--workdir is ''" in refused(capsys, TIC_TAC_TOE, "--workdir=")
+    assert not started
+
+
 def test_a_run_is_found_by_its_folder(started, tmp_path):
     config = flags.load_experiment(f"{ROOT}/experiments/tic_tac_toe_selfplay.py", None)
     config.steps = 77

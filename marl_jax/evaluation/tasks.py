@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from envs.tasks.data import fingerprint_of, order
+from marl_jax.errors import RunError
 from marl_jax.evaluation import intervals, task_records, task_scores
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.conversation import REPLY, TokenChat
@@ -55,7 +56,7 @@ class TaskEvaluation:
         self._runner = setup.runner(self._config.temperature, self._config.seed, task=self._task)
         examples = self._task.examples(part)
         if not len(examples):
-            raise ValueError(f"the task has no examples in the split {part!r}")
+            raise RunError(f"the task has no examples in the split {part!r}")
         n = len(examples)
         chosen = sorted(order(self._config.seed, 0, i, n) for i in range(min(self._config.games, n)))
         self._jobs = [Job(0, i, sample, examples[i]) for i in chosen for sample in range(self._config.samples)]

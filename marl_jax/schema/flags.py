@@ -97,6 +97,8 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     grid, argv = sweeps.take(argv)
     place, argv = take(argv, "config")
     workdir, _ = take(argv, "workdir")
+    if workdir is not None and (not workdir or workdir.startswith("--")):
+        raise ConfigError([f"--workdir is {workdir!r}, but must be a folder"])
     mode, _ = take(argv, "mode")
     alone = mode in ALONE and place is None and not (workdir and Path(workdir, "config.json").expanduser().exists())
     if place is None and workdir is None and not alone:
@@ -190,6 +192,11 @@ def load_experiment(path: str, variant: str | None) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         kind = type(config).__name__
         raise ConfigError([f"--config={path}: get_config returned {kind}, but must return ml_collections.ConfigDict"])
+    groups = [name for name, group in default_config().items() if isinstance(group, ConfigDict)]
+    missing = [name for name in groups if not isinstance(config.get(name), ConfigDict)]
+    if missing or "name" not in config.algo:
+        parts = ", ".join(missing or ["algo.name"])
+        raise ConfigError([f"--config={path}: the config lacks {parts}; start from `configs.defaults.get_config`"])
     return config
 
 

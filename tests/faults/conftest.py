@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 
 import pytest
 
 from tests.faults import fuzz
 
 PROPERTY = "seen"
+# The processes of pytest-xdist inherit the time at which the soak ends.
+END = os.environ.setdefault(
+    "MARL_JAX_SOAK_END", str(time.time() + 60 * float(os.environ.get("MARL_JAX_SOAK_MINUTES", "inf")))
+)
+
+
+@pytest.fixture(autouse=True)
+def in_time():
+    """Skip the tests that are left when the minutes of the soak are over."""
+    if time.time() > float(END):
+        pytest.skip("no time is left")
 
 
 @pytest.fixture

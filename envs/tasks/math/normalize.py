@@ -24,23 +24,28 @@ _SIGNS = str.maketrans(_FRACTIONS | {
 })  # fmt: skip
 
 _STEPS = tuple((re.compile(pattern), new) for pattern, new in (
-    (r"\\[hv]?phantom\{[^{}]*\}|\\label\{[^{}]*\}", " "),  # 2\phantom{9}3 is not 23
-    (r"(?<=\d)\s*(?:\{,\}|,?\\!,?(?:\\!)?|\\,)\s*(?=\d{3}(?!\d))", ","),  # thousands: 1{,}000, 1\,000, 1,\!000
+    (r"(\\[a-zA-Z]+)(?=\d)", r"\1 "),  # \le2
+    (r"\\(?:text)?color\s*\{[^{}]*\}|\\checkmark(?![a-zA-Z])", ""),
+    (r"\\(?:[hv]?phantom|[hv]space)\*?\{[^{}]*\}|\\label\{[^{}]*\}", " "),  # 2\phantom{9}3 is not 23
+    (r"(?<=\d)\s*(?:\{,\}|,?\\!,?(?:\\!)?|\\[, ]|~)\s*(?=\d{3}(?!\d))", ","),  # thousands: 1{,}000, 1\,000, 1,\!000
     (r"\\(?:left|right|[bB]igg?[lrm]?|middle)\b\s*\.?(?![a-zA-Z])", ""),
-    (r"(?<!\\)\\[!,;:>]|\\(?:quad|qquad|thinspace|enspace|displaystyle|textstyle|limits|nolimits)\b|(?<!\\)~", " "),
+    (r"(?<!\\)\\[!,;:>]|\\(?:quad|qquad|thinspace|enspace|displaystyle|textstyle|limits|nolimits"
+     r"|small|normalsize|large|Large|LARGE|huge|Huge)\b|(?<!\\)~", " "),
     (r"(?<!\\)\\(?=\s|$)", " "),
     (r"\{:\}|\\colon\b", ":"),
     (r"\\\$", "$"),
     (r"(?<!\\)\\[()\[\]]", ""),
     (r"(?<!\\)\$", " "),
     (r"(?<=\d)\{\.\}(?=\d)", "."),
-    (r"(?<=[\d.])\s*\\bar\b", r"\\overline"),
+    (r"(?<=[\d.])\s*\\(?:bar|dot)\b", r"\\overline"),
     (r"\\underline\b", ""),
     (r"\{([^{}]*)\\over\b([^{}]*)\}", r"\\frac{\1}{\2}"),
-    (r"\\[dtc]frac\b", r"\\frac"),
+    (r"\{([^{}]*)\\choose\b([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"\\(?:[dtcs]|nice|flat)frac\b", r"\\frac"),
     (r"\\(?:leqslant|leq|leqq)\b", r"\\le "),
     (r"\\(?:geqslant|geq|geqq)\b", r"\\ge "),
-    (r"\\neq\b", r"\\ne "),
+    (r"\\neq\b|\\not\s*=", r"\\ne "),
+    (r"\\log_\s*\{?\s*e\b\s*\}?", r"\\ln "),
     (r"\\lt\b", "<"),
     (r"\\gt\b", ">"),
     (r"\\(?:varnothing|O)\b|\\\{\s*\\\}", r"\\emptyset "),
@@ -58,14 +63,15 @@ _STEPS = tuple((re.compile(pattern), new) for pattern, new in (
      r"\s*(?=\{)", r"\\text"),
     (r"\\(?:rm|bf|it)\b", ""),
     (r"\\text\s+\{", r"\\text{"),
-    (r"\\pmod\s*\{[^{}]*\}|\\(?:mod|bmod)\s*\d+", ""),
+    (r"\\pmod\s*\{[^{}]*\}|(?<=\\equiv)([^=]*)\\b?mod\s*\d+", r"\1"),  # 18 \bmod 5 is 3
     (r"\{\s*(\d+)\s*\}\s*/\s*\{\s*(\d+)\s*\}", r"\1/\2"),
     (r"\\frac\s*(\d)\s*(\d)(?![\d}])", r"\\frac{\1}{\2}"),
     (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
-    (r"\\sqrt\s*(\d+|[a-zA-Z])(?![\w{])", r"\\sqrt{\1}"),
+    (r"\\sqrt\s*(\[\d+\])?\s*(\d+|[a-zA-Z])(?![\w{])", r"\\sqrt\1{\2}"),
     (r"_\s*(\d)(?=\s)", r"_{\1}"),
     (r"\\%|%", r"\\%"),
     (r"\s+", " "),
+    (r"^(?:\\text\{)?\s*all reals?(?: numbers)?\s*\}?$", r"\\mathbb{R}"),
 ))  # fmt: skip
 
 _AFTER_FRACTION = re.compile(r"(\\frac\{[^{}]*\})\s*(\d)")

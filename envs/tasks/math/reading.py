@@ -96,7 +96,7 @@ class Equation:
 
 _OPEN, _CLOSE = "([{", ")]}"
 _JOIN = re.compile(r"\\text\{[\s,;]*(and|or)[\s,;]*\}|\b(and|or)\b(?![^{]*\})")
-THOUSANDS = re.compile(r"[-+]?\s?\d{1,3}(,\d{3})+(\.\d+)?")
+THOUSANDS = re.compile(r"[-+]?\s?\d{1,3}((,\d{3})+|( \d{3})+)(\.\d+)?")
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array|smallmatrix)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _SCALED_MATRIX = re.compile(r"(.+?)\s*(?:\\cdot|\\times)?\s*(\\begin\{[pbB]matrix\}.*)", re.DOTALL)
 _TO = re.compile(r"([\d.]+)\s*\\text\{\s*to\s*\}\s*([\d.]+)")
@@ -347,6 +347,8 @@ def _leaf(text: str) -> Scalar | WordAnswer:
     """Parse an expression with its unit, or words."""
     text = text.strip()
     plain = _TEXT.sub(r"\1", text).strip()
+    if _TIME.fullmatch(plain):
+        return WordAnswer(re.sub(r"\s*([ap])\.?\s*m\.?$", r" \1m", " ".join(plain.lower().split())))
     if _TEXT.search(text) is not None and not _TEXT.sub("", text).strip(" .,()"):
         inner = plain.strip("() .")
         if re.fullmatch(r"[-+]?[\d.,/]+", inner):
@@ -354,10 +356,10 @@ def _leaf(text: str) -> Scalar | WordAnswer:
         return WordAnswer(" ".join(plain.lower().split()).strip(" ."))
     if (base := _BASE.fullmatch(text)) is not None:
         return WordAnswer(f"{base[1].lstrip('0') or '0'} base {base[2]}")
-    if _TIME.fullmatch(plain):
-        return WordAnswer(re.sub(r"\s*([ap])\.?\s*m\.?$", r" \1m", " ".join(plain.lower().split())))
     if re.fullmatch(r"[a-zA-Z]{2,}(?:(?:[\s']+|-(?=[a-zA-Z]{2}))[a-zA-Z0-9]+)*", plain):
         product = "".join(sorted(text)) if re.fullmatch(r"[a-zA-Z]{2,4}", text) else ""
+        if product and text not in (text.lower(), text.upper(), text.capitalize()):
+            return WordAnswer(text, product)  # aB is not ab
         return WordAnswer(" ".join(plain.lower().split()), product)
     if (large := _LARGE.fullmatch(text)) is not None:
         number = _measured(f"{large[1].replace(',', '')} {large[3]}".strip())

@@ -33,7 +33,7 @@ _FRACTION = re.compile(r"\s*([-+]?)\s*(\d*)\s*\\frac\s*\{\s*([-+]?)(\d+)\s*\}\s*
 _SLASH = re.compile(r"\s*([-+]?)\s*(?:(\d+)\s+)?(\d+)\s*/\s*(\d+)\s*")
 _REFUSED = re.compile(r"\\(?:sum|prod|int|oint|lim|limsup|liminf|partial|cdots|ldots|dots)(?![a-zA-Z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\\circ")
-_REPEATING = re.compile(r"(\d+)\.(\d*)\\overline\s*\{?(\d+)\}?")
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{?(\d+)\}?")
 _COMPLEX = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|\\imath")
 
 
@@ -187,8 +187,10 @@ def _check(latex: str) -> None:
     """Reject LaTeX that the parser would evaluate immediately or misread."""
     if (command := _REFUSED.search(latex)) is not None:
         raise Unreadable(f"{command.group()} in an answer")
-    if re.search(r"\d\s+[\d.]|\d\s*'+\s*[\d.]|\d,\d", latex):
+    if re.search(r"\d\s+[\d.]|\d,\d", latex):
         raise Unreadable("numbers side by side")
+    if re.search(r"""[\d})]\s*(?:['"]|\^\s*\{?\s*\\prime)""", latex):
+        raise Unreadable("a prime after a number")
     if re.search(r"\\[dt]?binom|\\choose|\\gcd|\\lcm|\\operatorname|\\mod", latex):
         largest = max((int(n) for n in re.findall(r"\d+", latex)), default=0)
         if largest > 2**MAX_ARGUMENT_BITS or r"\operatorname" in latex:
@@ -236,7 +238,7 @@ def _bits(e) -> float:
 
 def _repeating(match: re.Match) -> str:
     whole, before, period = match.groups()
-    top = int(whole + before + period) - int(whole + before)
+    top = int(whole + before + period) - int(whole + before or 0)
     return rf"\frac{{{top}}}{{{(10 ** len(period) - 1) * 10 ** len(before)}}}"
 
 
@@ -262,7 +264,7 @@ def _same(a, b, real: bool) -> bool:
                 continue  # zero, or terms that cancel out
             return False
         decided = decided or max(abs(x), abs(y)) > 1e-20 or x == y == 0
-    return decided or _by_math_verify(a, b)
+    return bool(decided) or _by_math_verify(a, b)
 
 
 def _exact(e):

@@ -29,6 +29,7 @@ _CHANGES = frozenset((
     "dozen", "half", "third", "quarter", "times", "squared", "cubed", "factorial", "halves", "thirds", "quarters",
     "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths", "tenths", "hundredths", "thousandths", "tens",
     "hundreds", "thousands", "millions", "billions", "trillions", "dozens", "plus", "minus", "power", "root", "inverse",
+    "tripled", "triple", "reversed", "hex", "hexadecimal", "octal", "binary", "cannot", "except", "without",
     "negative", "reciprocal", "repeating", "recurring", "modulo", "mod", "base", "twice", "double", "doubled",
 ))  # fmt: skip
 """Words that are not units: they change the number, or say that it is not the answer."""
@@ -46,7 +47,11 @@ def split_off(text: str) -> tuple[str, str]:
     """
     if (match := _IN_TEXT.match(text)) is not None and re.search(r"[\d\\a-zA-Z]", match[1]):
         words = match[2].strip(" .~")
-        if re.search(r"\d", words) or _changes(words) or re.search(r"[=<>+]\s*$|\\(?:cdot|times|text)\s*$", match[1]):
+        if (
+            re.search(r"[\d!?=<>+*]", words)
+            or _changes(words)
+            or re.search(r"[=<>+]\s*$|\\(?:cdot|times|text)\s*$", match[1])
+        ):
             return text, ""
         return _again(match[1], _canonical(words, match[3]))
     if (match := _BARE.match(text)) is not None and not _FUNCTION.search(match[1]):

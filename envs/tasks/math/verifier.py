@@ -97,6 +97,8 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
         # 1,200 may be one number or two. If the gold answer is a list, so is the answer.
         if isinstance(expected, Listing) and "," in answer and " " not in answer:
             return _equal(expected, read(answer.replace(",", ", "))), "list"
+        if (exact := _before_rounding(answer)) is not None:
+            return _equal(expected, read(exact)), "rounded"
         return False, "different"
     except Unreadable as error:
         return False, str(error)
@@ -144,6 +146,10 @@ def _equal(gold, answer) -> bool:
         return _equations(gold, answer)
     if isinstance(gold, Scalar) and isinstance(answer, Scalar):
         return _scalars(gold, answer)
+    if isinstance(gold, WordAnswer) and isinstance(answer, Scalar) and gold.letters:
+        return _scalars(Scalar(r" \cdot ".join(gold.letters)), answer)  # b \cdot a is ab
+    if isinstance(gold, Scalar) and isinstance(answer, WordAnswer) and answer.letters:
+        return _scalars(gold, Scalar(r" \cdot ".join(answer.letters)))
     if type(gold) is not type(answer):
         return False
     if isinstance(gold, WordAnswer) and isinstance(answer, WordAnswer):
@@ -172,14 +178,29 @@ def _right_side(value):
     return value.right if isinstance(value, Equation) and is_number(value.left) else value
 
 
-def _holds(left: str, right: str) -> bool:
-    """Check an equation of numbers; a decimal on the right may be rounded."""
+def _before_rounding(answer: str) -> str | None:
+    r"""Return the part before a rounded value, or None.
+
+    For x = \frac{5}{3} \approx 1.67, it is x = \frac{5}{3}.
+    """
+    exact, _, rounded = answer.rpartition(r"\approx")
+    value = exact.rpartition("=")[2]
+    return exact.strip() if is_number(value) and is_number(rounded) and _holds(value, rounded, whole=True) else None
+
+
+def _holds(left: str, right: str, whole: bool = False) -> bool:
+    """Check an equation of numbers.
+
+    A decimal on the right may be rounded; with `whole`, an integer too.
+    """
     try:
         if symbolic.equal(left, right):
             return True
-        digits = re.fullmatch(r"[-+]?\d*\.(\d{1,15})", right.strip())
-        return digits is not None and symbolic.near(
-            left, float(right), 0.5 * 10.0 ** -len(digits[1]) / abs(float(right))
+        digits = re.fullmatch(r"[-+]?\d*\.(\d{1,15})|[-+]?\d+", right.strip())
+        return (
+            digits is not None
+            and (whole or digits[1] is not None)
+            and symbolic.near(left, float(right), 0.5 * 10.0 ** -len(digits[1] or "") / abs(float(right)))
         )
     except (Unreadable, ZeroDivisionError):
         return False

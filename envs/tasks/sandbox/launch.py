@@ -20,7 +20,10 @@ from envs.tasks.sandbox.inside import kernel
 
 INSIDE = Path(__file__).parent / "inside"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-STREAMS = (("/dev/stdin", "/proc/self/fd/0"), ("/dev/stdout", "/proc/self/fd/1"), ("/dev/stderr", "/proc/self/fd/2"))
+STREAMS = (
+    ("/dev/fd", "/proc/self/fd"), ("/dev/stdin", "/proc/self/fd/0"), ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+)  # fmt: skip
 SCRATCH_MB = 256  # size of the private folder if it is an in-memory file system
 UIDS = range(20000, 60000)
 

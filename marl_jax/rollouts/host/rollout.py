@@ -132,7 +132,7 @@ class HostRollout:
             raise ValueError(f"refill is {self.refill}, but there are no groups with time_order. Set it to 0.")
         self.examples = self.runner.task.examples(self.split)
         if not len(self.examples):
-            raise ValueError(f"the task has no examples in the split {self.split!r}")
+            raise RunError(f"the task has no examples in the split {self.split!r}")
         self._failed = 0  # consecutive steps with only failed episodes
 
     def init(self, key: Any, params: Any) -> State:

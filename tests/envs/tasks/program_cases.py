@@ -132,6 +132,7 @@ print(' ')
 with open('/dev/stdin') as file:
     print(sum(int(x) for x in file.read().split()[1:]))
 """),
+    "/dev/fd/0": (SUM, "print(sum(map(int, open('/dev/fd/0').read().split()[1:])))"),
     "/dev/stdout": (SUM, "print(sum(map(int, open(0).read().split()[1:])), file=open('/dev/stdout', 'w'))"),
     "os.read and os.write": (SUM, """
 import os

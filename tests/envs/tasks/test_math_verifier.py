@@ -3,7 +3,7 @@ r"""The math verifier: hard pairs whose labels were known before it, hostile ans
 `math_pairs_written.jsonl` was written by hand before there was a verifier, `math_pairs_outside.jsonl` afterwards by
 someone who had not seen it; `scripts/math_pairs.py` makes the generated pairs, labelled by construction.
 `math_pairs_kinds.jsonl` goes through 17 kinds of answers, with notations that models use and wrong answers that look
-right.
+right; `math_pairs_near.jsonl` has variants of the answers that were once judged wrongly.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tests.conftest import shared_data
 FOLDER = Path(__file__).parent
 PAIRS = {
     name: [json.loads(line) for line in (FOLDER / f"math_pairs_{name}.jsonl").read_text().splitlines()]
-    for name in ("written", "outside", "generated", "kinds")
+    for name in ("written", "outside", "generated", "kinds", "near")
 }
 
 
@@ -274,6 +274,30 @@ def test_a_megabyte_is_read_in_seconds(text):
         ("23", "2$3", False),
         ("23", "2'3", False),
         ("23", r"2\phantom{9}3", False),
+        ("(-\\infty,2]", r"x\leq2", True),  # no space after the command
+        ("[1,5]", r"1\le x\le5", True),
+        (r"\mathbb{R}\setminus\{0\}", r"x\not=0", True),
+        ("ab", r"b \cdot a", True),
+        ("ab", r"\frac{2ba}{2}", True),
+        ("ab", "aB", False),
+        (r"\frac13", r"0.\dot{3}", True),
+        (r"\frac13", r".\overline{3}", True),
+        (r"\frac12", r"\nicefrac{1}{2}", True),
+        ("18", r"\color{red}{18}", True),
+        ("2", r"\sqrt[3]8", True),
+        ("10", r"{5 \choose 2}", True),
+        ("1000000", r"1\ 000\ 000", True),
+        ("1000000", "1 000 000", True),
+        (r"\frac53", r"x = \frac{5}{3} \approx 1.67", True),
+        ("1.67", r"\frac{5}{3} \approx 1.67", True),
+        (r"\frac53", r"\frac{5}{3} \approx 2.67", False),
+        (r"\frac53", r"\frac{5}{3} = 2", False),
+        ("16", r"16\bmod 7", False),
+        ("18", r"x\equiv 18 \mod 20", True),
+        ("23", '2"3', False),
+        ("45^\\circ", "45'", False),
+        ("5", r"5\text{ !}", False),
+        ("16", r"16\text{ hex}", False),
     ],
 )
 def test_close_calls(gold, answer, right):

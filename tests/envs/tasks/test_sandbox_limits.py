@@ -56,6 +56,37 @@ for number in range(12):
     time.sleep(0.05)
 """
 
+SENT = """
+import os, socket, time
+left, right = socket.socketpair()
+for number in range(6):
+    file = os.open("x", os.O_RDWR | os.O_CREAT)
+    os.unlink("x")
+    for _ in range(15):
+        os.write(file, bytes(1 << 20))
+    socket.send_fds(left, [b"x"], [file])
+    os.close(file)
+    time.sleep(0.05)
+"""
+
+OF_THREADS = """
+import ctypes, os, time
+libc, stacks = ctypes.CDLL(None), []
+libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+for number in range(6):
+    file = os.open("x", os.O_RDWR | os.O_CREAT)
+    os.unlink("x")
+    for _ in range(15):
+        os.write(file, bytes(1 << 20))
+    stacks.append(ctypes.create_string_buffer(1 << 16))
+    top = (ctypes.addressof(stacks[-1]) + (1 << 16) - 64) & ~15
+    flags = 0x100 | 0x200 | 0x800 | 0x10000  # a thread without CLONE_FILES
+    assert libc.clone(ctypes.cast(libc.pause, ctypes.c_void_p), top, flags, None) > 0
+    os.close(file)
+    time.sleep(0.05)
+os._exit(0)
+"""
+
 VANISHING = """
 import os, signal, time
 try:
@@ -87,6 +118,15 @@ def test_buffers_of_sockets_fit_in_the_memory_limit(way):
 def test_open_files_without_a_name_count(way):
     result = sandbox_of(way).run_sync(UNNAMED, limits=Limits(wall=10.0, file_mb=16))
     assert result.limit == "files" and int(result.stdout.split()[-1]) <= 60, result
+
+
+@pytest.mark.nightly_for("unshare")
+@pytest.mark.parametrize("way", WAYS)
+def test_open_files_of_threads_and_sockets_count(way):
+    limits = Limits(wall=10.0, file_mb=16)
+    assert sandbox_of(way).run_sync(OF_THREADS, limits=limits).limit == "files"
+    sent = sandbox_of(way).run_sync(SENT, limits=limits)
+    assert "Operation not permitted" in sent.stderr, sent
 
 
 @pytest.mark.nightly_for("unshare")

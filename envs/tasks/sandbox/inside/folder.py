@@ -72,10 +72,11 @@ def _unnamed(device: int, pids: list[int]) -> int:
     sizes: dict[int, int] = {}
     for pid in pids:
         try:
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                held = os.stat(f"/proc/{pid}/fd/{name}")
-                if stat.S_ISREG(held.st_mode) and not held.st_nlink and held.st_dev == device:
-                    sizes[held.st_ino] = held.st_blocks * 512
+            for task in os.listdir(f"/proc/{pid}/task"):  # a thread can have separate descriptors
+                for name in os.listdir(f"/proc/{pid}/task/{task}/fd"):
+                    held = os.stat(f"/proc/{pid}/task/{task}/fd/{name}")
+                    if stat.S_ISREG(held.st_mode) and not held.st_nlink and held.st_dev == device:
+                        sizes[held.st_ino] = held.st_blocks * 512
             with open(f"/proc/{pid}/maps") as lines:
                 for line in lines:
                     span, _, _, where, inode, *path = line.split(maxsplit=5)

@@ -19,7 +19,7 @@ from marl_jax.rollouts.host.watchdog import Watchdog
 from marl_jax.sampling import loop_futures
 from marl_jax.sampling.compiling import CompileClock
 from tests.envs.tasks import verifiers
-from tests.marl_jax.tiny_host import FakeSampler, answers_of, assert_equal_samples, conversation, make_rollout
+from tests.marl_jax.tiny_host import FakeSampler, Talk, answers_of, assert_equal_samples, conversation, make_rollout
 
 BAD = "train 3 ab"
 
@@ -356,3 +356,8 @@ def test_what_carries_answers_into_the_loop_is_not_interrupted(file):
         return done
 
     assert asyncio.run(main()) == [True]
+
+
+def test_a_split_without_examples_is_an_error_for_the_user():
+    with pytest.raises(RunError, match="no examples in the split 'train'"):
+        make_rollout(Talk(conversation, n=0))
