@@ -6,8 +6,8 @@
 # QWEN is Qwen2.5-Coder-0.5B-Instruct; without it the weights are downloaded. MODEL names another model, MODEL= is the
 # embedded one, and FLAGS has further flags of every run. The data must be in MARL_JAX_DATA
 # (`python -m envs.tasks.data.prepare sqleval hotpotqa squad discoverybench verilogeval`). Every form trains for 300 seconds
-# (SECONDS_PER_FORM); test results with intervals are written to $OUT (default: runs/gpu_tasks). The same command continues
-# where it was stopped.
+# (SECONDS_PER_FORM) and at most STEPS updates (default: 100). Test results with intervals before and after are written to
+# $OUT (default: runs/gpu_tasks), as TASK/evaluated.md. The same command continues where it was stopped.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${OUT:-runs/gpu_tasks}
@@ -30,6 +30,7 @@ compare() { # compare TASK
     launch "$1" "$form" --config.steps="${STEPS:-100}" --config.eval.every=0
     launch "$1" "$form" --mode=eval
   done
+  python -m experiments.tables.evaluated "$out/$1" || failed+=("$1/table")
 }
 
 names="sql search discovery verilog"
