@@ -10,14 +10,15 @@ give other ids. With weights, all completions are those of the model.
 
 The JSON line has:
 
-conversations  number of conversations, and how many of them read a tool result
-completions    number of completions, with tool calls and those of the model
+conversations  number of conversations, how many of them read a tool result, and failed ones
+completions    number of completions, of tool calls in them, and of completions of the model
 drift, extra   see `benchmarks.drift`
 retokenised    completions whose prompt would have had other ids if its text had been tokenized again
 result_tokens  tokens of tool messages in the samples, and how many of them have a loss
 logp_diff      largest difference between the learner's log-probs and the sampler's
 
-The exit status is 1 if anything drifted, a token of a result has a loss, or the log-probs differ by more than 1e-3.
+The exit status is 1 if a conversation failed, anything drifted, a token of a result has a loss, or the log-probs differ
+by more than 1e-3.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import numpy as np
 from benchmarks import drift
 from benchmarks.sampler import report
 from envs.tasks import make_task
+from envs.tasks.tools.limits import KINDS
 from marl_jax.agents import scoring
 from marl_jax.agents.answers import FreeText
 from marl_jax.agents.policy import Policy
@@ -96,6 +98,7 @@ class Count:
     tokenizer: Tokenizer
     trained: list[drift.Given] = dataclasses.field(default_factory=list)
     conversations: int = 0
+    failed: float = 0
     with_results: int = 0
     result_tokens: int = 0
     result_tokens_with_loss: int = 0
@@ -104,8 +107,10 @@ class Count:
 
     def add(self, samples: Samples, metrics: dict) -> None:
         """Count the samples of a rollout."""
+        self.failed += metrics["episodes/failed"]
         self.trained += drift.answers_in(samples)
-        self.calls += sum(metrics[f"task/{kind}_calls"] for kind in ("valid", "failed", "unreadable", "unknown"))
+        finished = metrics["episodes/finished"]
+        self.calls += finished * sum(metrics[f"task/{kind}_calls"] for kind in KINDS)
         for n in np.unique(np.argwhere(samples.completion_lengths > 0)[:, 0]):
             spans = result_spans(samples, int(n), self.tokenizer)
             losses = {int(i) + 1 for i in samples.logits_index[n][samples.completion_of[n] >= 0]}
@@ -164,24 +169,25 @@ def main() -> None:
         recorder = ToolRecorder(sampler, tokenizer, 0.0 if args.weights else 0.5)
         speaker = Speaker(recorder, tokenizer, Sampling(max_new_tokens=args.new), longest)
         task = make_task("tools", form=args.form, result_tokens=64)
-        rollout = HostRollout(EpisodeRunner(task, [speaker], time_limit=3600), n_examples=args.batch)
+        rollout = HostRollout(EpisodeRunner(task, [speaker], time_limit=3600, block_limit=3600), n_examples=args.batch)
         state = rollout.init(None, None)
         try:
             for _ in range(-(-args.conversations // args.batch)):
                 samples, state, metrics = rollout({}, state)
-                count.add(samples, {name: value * args.batch for name, value in metrics.items()})
+                count.add(samples, metrics)
+                sys.stderr.write(f"{count.conversations} conversations\n")
                 few = jax.tree.map(lambda x: np.asarray(x)[:8], samples)
                 count.score(few, np.asarray(score({"model": params}, few).logps), recorder.real)
         finally:
             rollout.close()
     lost, extra = drift.drift(recorder.given, count.trained)
     report(
-        conversations=count.conversations, with_results=count.with_results, completions=len(count.trained),
-        tool_calls=round(count.calls), of_the_model=len(recorder.real), drift=lost, extra=extra,
-        retokenised=recorder.retokenised, result_tokens=count.result_tokens,
+        conversations=count.conversations, with_results=count.with_results, failed=count.failed,
+        completions=len(count.trained), tool_calls=round(count.calls), of_the_model=len(recorder.real), drift=lost,
+        extra=extra, retokenised=recorder.retokenised, result_tokens=count.result_tokens,
         result_tokens_with_loss=count.result_tokens_with_loss, logp_diff=count.logp_diff,
     )  # fmt: skip
-    sys.exit(bool(lost or extra or count.result_tokens_with_loss or count.logp_diff > LARGEST_DIFF))
+    sys.exit(bool(count.failed or lost or extra or count.result_tokens_with_loss or count.logp_diff > LARGEST_DIFF))
 
 
 if __name__ == "__main__":
