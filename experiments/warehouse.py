@@ -39,7 +39,7 @@ def get_config(form: str | None = None):
     config = variants.choose(config, model)
     if chosen == variants.BOTH:
         lr = variants.choose(defaults.get_config(), model).optim.lr
-        config.first_stage = algorithms.imitation_stage(steps=300, lr=lr)
+        config.first_stage = algorithms.imitation_stage(steps=300, lr=lr, rollout=dict(num_envs=128, unroll_length=8))
     if chosen not in (variants.SFT, SINGLE, LOCAL):
         return config
     config = variants.imitate(config, model)
