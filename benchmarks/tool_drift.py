@@ -15,7 +15,8 @@ completions    number of completions, of tool calls in them, and of completions 
 drift, extra   see `benchmarks.drift`
 retokenised    completions whose prompt would have had other ids if its text had been tokenized again
 result_tokens  tokens of tool messages in the samples, and how many of them have a loss
-logp_diff      largest difference between the learner's log-probs and the sampler's
+logp_diff      largest difference between the learner's log-probs and the sampler's, in the first eight conversations of
+               each rollout
 
 The exit status is 1 if a conversation failed, anything drifted, a token of a result has a loss, or the log-probs differ
 by more than 1e-3.
@@ -55,7 +56,7 @@ from models.model import build
 from models.tokenizers import Tokenizer
 from models.weights.load import load
 
-LARGEST_DIFF = 1e-3
+LARGEST_DIFF, SCORED = 1e-3, 8
 CALLS = (
     {"name": "calculator", "arguments": {"expression": "137 * 24"}},
     {"name": "calculator", "arguments": {"expression": "1 / 0"}},
@@ -176,7 +177,7 @@ def main() -> None:
                 samples, state, metrics = rollout({}, state)
                 count.add(samples, metrics)
                 sys.stderr.write(f"{count.conversations} conversations\n")
-                few = jax.tree.map(lambda x: np.asarray(x)[:8], samples)
+                few = jax.tree.map(lambda x: np.asarray(x)[:SCORED], samples)
                 count.score(few, np.asarray(score({"model": params}, few).logps), recorder.real)
         finally:
             rollout.close()
