@@ -1,4 +1,4 @@
-r"""Agents that are separate programs, with the OpenAI SDK, AutoGen, LangGraph or plain HTTP.
+r"""Agents that are separate programs, with the OpenAI SDK, an agent framework or plain HTTP.
 
     python launch.py --config=experiments/agent_program.py                             # GRPO, the embedded model
     python launch.py --config=experiments/agent_program.py:langgraph_team+qwen2.5-0.5b # on a GPU
@@ -9,10 +9,10 @@ r"""Agents that are separate programs, with the OpenAI SDK, AutoGen, LangGraph o
     python launch.py --config=experiments/agent_program.py --config.task.params.program=my_agent.py \
         --config.task.params.roles="('solver','checker')" --config.task.params.train=train.jsonl
 
-A form is a list of words with + between them: a program of `examples/` (`openai_sdk`, the default, `autogen_team` or
-`langgraph_team`), `per_role` for a policy per role, `grpo` (the default) or `ppo`, and a model of
-`configs/variants.py`. The first lines of a program list the packages that it needs. Without data, the problems are
-small arithmetic.
+A form is a list of words with + between them: a program of `examples/` (`openai_sdk`, the default, `ag2_team`,
+`autogen_team`, `langgraph_team` or `llamaindex_team`), `per_role` for a policy per role, `grpo` (the default) or `ppo`,
+and a model of `configs/variants.py`. The first lines of a program list the packages that it needs. Without data, the
+problems are small arithmetic.
 
 The embedded model is not pretrained and writes two bytes, so it cannot learn to compute; the run only shows that
 everything works. With `sums`, the model and data are those of `examples/sums_model.py` in the folder `sums`: a small
@@ -25,8 +25,10 @@ from configs import models, reasoning, tasks
 
 PROGRAMS = {
     "openai_sdk": ("agent",),
+    "ag2_team": ("solver", "verifier"),
     "autogen_team": ("solver", "verifier"),
     "langgraph_team": ("planner", "worker", "critic"),
+    "llamaindex_team": ("solver", "verifier"),
 }
 """Programs of `examples/` and the models that they request."""
 

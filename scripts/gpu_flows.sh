@@ -3,24 +3,27 @@
 #
 #   QWEN_15B=FILE.gguf scripts/gpu_flows.sh [proposer] [search] [design]        # the first two by default
 #
-# QWEN_15B is Qwen2.5-Coder-1.5B-Instruct; without it the weights are downloaded. MBPP, CRUXEval and GSM8K must be in
-# MARL_JAX_DATA (`python -m envs.tasks.data.prepare mbpp cruxeval gsm8k`). Planned for about 15 minutes on one H200: every
-# form of the proposer trains for SECONDS_PER_FORM (default: 120) and at most STEPS updates (default: 40), and is tested on
-# 512 problems of CRUXEval; the search has ROUNDS rounds (default: 8), random edits as many tokens, and votes as many tokens
-# per question. Results are written to $OUT (default: runs/gpu_flows). The same command continues where it was stopped.
+# QWEN_15B is Qwen2.5-Coder-1.5B-Instruct; without it the weights are downloaded. MODEL names another model, MODEL= is the
+# embedded one, and FLAGS has further flags of every run. MBPP, CRUXEval and GSM8K must be in MARL_JAX_DATA
+# (`python -m envs.tasks.data.prepare mbpp cruxeval gsm8k`). Planned for about 15 minutes on one H200: every form of the
+# proposer trains for SECONDS_PER_FORM (default: 120) and at most STEPS updates (default: 40), and is tested on 512 problems
+# of CRUXEval; the search has ROUNDS rounds (default: 8), random edits as many tokens, and votes as many tokens per question.
+# Results are written to $OUT (default: runs/gpu_flows), as proposer/evaluated.md, design/evaluated.md and
+# workflow_search/gsm8k/search.md. The same command continues where it was stopped.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${OUT:-runs/gpu_flows}
 mkdir -p "$out"
-model=qwen2.5-coder-1.5b
+model=${MODEL-qwen2.5-coder-1.5b}
+read -ra flags <<< "${FLAGS:-}"
 failed=()
 
 launch() { # launch SECONDS EXPERIMENT FORM [FLAGS...]
   local seconds=$1 experiment=$2 form=$3
   shift 3
   timeout --preserve-status --signal=TERM --kill-after=120 "$seconds" python launch.py \
-    --config="experiments/$experiment.py:$form+$model" --workdir="$out/$experiment/$form" \
-    ${QWEN_15B:+--config.model.weights="$QWEN_15B"} "$@" || failed+=("$experiment/$form")
+    --config="experiments/$experiment.py:$form${model:++$model}" --workdir="$out/$experiment/$form" \
+    ${QWEN_15B:+--config.model.weights="$QWEN_15B"} "${flags[@]}" "$@" || failed+=("$experiment/$form")
 }
 
 train_and_test() { # train_and_test EXPERIMENT FORM
@@ -29,9 +32,12 @@ train_and_test() { # train_and_test EXPERIMENT FORM
   launch 600 "$1" "$2" --mode=eval
 }
 
+summary() { python -m experiments.tables.evaluated "$out/$1" || failed+=("$1/table"); }
+
 proposer() {
   launch 600 proposer prompt --mode=eval
   for form in fixed frozen_proposer shared per_role; do train_and_test proposer "$form"; done
+  summary proposer
 }
 search() {
   launch 600 workflow_search gsm8k --mode=search --config.search.rounds="${ROUNDS:-8}" --config.search.examples=128
@@ -39,6 +45,7 @@ search() {
 design() {
   launch 600 design prompt --mode=eval
   for form in fixed per_role; do train_and_test design "$form"; done
+  summary design
 }
 
 names="proposer search design"

@@ -48,7 +48,7 @@ def test_the_result_of_the_page_is_read():
 
 
 def test_the_commands_of_the_page_are_accepted():
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 11
     for command in COMMANDS:
         words = shlex.split(command.partition(" # ")[0].replace("ENVIRONMENT/bin/python", sys.executable))
         config = flags.parse(words[1:], ("train",)).config

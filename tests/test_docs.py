@@ -1,6 +1,7 @@
 """README and docs: links resolve, commands parse, generated pages are current, the site builds."""
 
 import ast
+import importlib
 import importlib.util
 import re
 import shlex
@@ -111,6 +112,19 @@ def test_commands_are_valid(page, monkeypatch):
                     assert "=" in word or word in TARGETS, line
             elif command[0].startswith("scripts/"):
                 assert (ROOT / command[0]).is_file(), line
+
+
+EXPERIMENTS = sorted(path for path in ROOT.glob("experiments/*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=ids(EXPERIMENTS))
+def test_forms_in_the_docstring_of_an_experiment_exist(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    module = importlib.import_module(f"experiments.{path.stem}")
+    forms = re.findall(rf"--config=experiments/{path.stem}\.py(?::(\S+))?", module.__doc__ or "")
+    assert forms
+    for form in forms:
+        assert module.get_config(*([form] if form else [])).steps
 
 
 def check_launch(arguments: list[str], line: str):

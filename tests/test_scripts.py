@@ -1,5 +1,7 @@
 """The scripts for pods and clusters: they parse, and every flag, field and file they name exists."""
 
+import json
+import os
 import re
 import shutil
 import signal
@@ -13,8 +15,8 @@ import pytest
 import yaml
 
 from configs import defaults
-from experiments.tables import preference, reasoning, runner
-from marl_jax.schema import flags, run_fields
+from experiments.tables import evaluated, preference, reasoning, runner
+from marl_jax.schema import flags, run_fields, validate
 from marl_jax.schema.validate import fields
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -198,3 +200,59 @@ def test_the_preference_table_on_a_gpu_runs_in_parts(tmp_path):
     assert session.flags.collect and len(session.wanted) == 8 and session.flags.seeds == 3
     done = subprocess.run([*command, "nobody"], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "unknown name nobody" in done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "script, names",
+    [("gpu_tasks", ("sql", "search", "discovery", "verilog")), ("gpu_flows", ("proposer", "search", "design"))],
+)
+def test_the_commands_of_tasks_and_flows_on_a_gpu_are_accepted(tmp_path, script, names):
+    fake = tmp_path / "python"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/commands\ncase "$*" in *roles_prompt*) exit 1;; esac\n')
+    fake.chmod(0o755)
+    weights = tmp_path / "some.gguf"
+    weights.touch()
+    files = {"QWEN": str(weights), "QWEN_15B": str(weights), "FLAGS": "--config.eval.games=8 --config.seed=3"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": f"{tmp_path}/out", **files}
+    command = [ROOT / "scripts" / f"{script}.sh"]
+    done = subprocess.run([*command, *names], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == (script == "gpu_tasks") and ("failed: sql/roles_prompt" in done.stderr) == done.returncode
+    launched, tables = 0, []
+    for line in (tmp_path / "commands").read_text().splitlines():
+        first, *words = line.split()
+        if first == "-m":
+            tables.append(words[0])
+            continue
+        parsed = flags.parse([first, *words], ("train", "eval", "search"))
+        validate.check(parsed.config)
+        assert parsed.config.eval.games == 8 and parsed.config.seed == 3 and parsed.config.model.weights == str(weights)
+        launched += 1
+    assert launched == {"gpu_tasks": 24, "gpu_flows": 15}[script]
+    assert tables == ["experiments.tables.evaluated"] * {"gpu_tasks": 4, "gpu_flows": 2}[script]
+    done = subprocess.run([*command, "nobody"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "unknown name nobody" in done.stderr
+    embedded = {"MODEL": "", "PATH": environment["PATH"], "OUT": f"{tmp_path}/out"}
+    subprocess.run([*command, "search"], env=embedded, capture_output=True, timeout=60)
+    form = (tmp_path / "commands").read_text().splitlines()[-1 if script == "gpu_flows" else -2].split()[1]
+    assert form.endswith(":gsm8k" if script == "gpu_flows" else ":at_grpo_shared")
+
+
+def test_evaluations_of_a_folder_are_a_table(tmp_path, capsys):
+    row = dict(opponent="self", games=64, success=0.25, success_low=0.16, success_high=0.37, reward=0.3,
+               reward_low=0.2, reward_high=0.4, failed=1)  # fmt: skip
+    for step, name in enumerate(("single", "single_grpo")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "evaluation.json").write_text(json.dumps({"step": step, "rows": [row]}))
+        os.utime(tmp_path / name / "evaluation.json", (step, step))
+    metrics = {"step": 1, "completions": 64, "completion_length": 8.0}
+    (tmp_path / "single_grpo" / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
+    evaluated.main([str(tmp_path)])
+    *_, before, after = capsys.readouterr().out.splitlines()
+    assert before == "| single | 0 | 0 | 64 | 25.0 [16.0, 37.0] | 0.300 [0.200, 0.400] | 1 |"
+    assert after.startswith("| single_grpo | 1 | 512 | 64 |") and after in (tmp_path / "evaluated.md").read_text()
+    (tmp_path / "single" / "evaluation.json").write_text("{")
+    with pytest.raises(SystemExit, match="is not JSON"):
+        evaluated.main([str(tmp_path)])
+    with pytest.raises(SystemExit, match="has no run with an evaluation.json"):
+        evaluated.main([str(tmp_path / "single")])

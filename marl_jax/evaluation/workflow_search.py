@@ -240,29 +240,35 @@ class Search:
 def table(search: Search, confidence: float) -> str:
     """Return the results of a finished search as Markdown."""
     tests = {one["name"]: one for one in search.records if one["kind"] == "test"}
-    heads = ["method", "validation", "test", "difference from maj@N", "tokens per question", "search tokens", "rounds",
-             "scored"]  # fmt: skip
+    heads = ["method", "validation", "test", "difference from maj@N", "from random edits", "tokens per question",
+             "search tokens", "rounds", "scored"]  # fmt: skip
     lines = [heads, ["---"] * len(heads)]
     lines.append([ONE_STEP, _percent(search.of("")[0]["score"]), *_tested(tests[ONE_STEP], confidence), "0", "1", "1"])
     for editor in search.editors:
         ours, votes, rounds = tests[f"search by {editor}"], tests[f"maj@N for {editor}"], search.of(editor)
-        share, _, tokens = _tested(ours, confidence)
-        gain = intervals.paired(ours["scores"], votes["scores"], confidence)
-        points = f"{100 * gain.value:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+        share, *_, tokens = _tested(ours, confidence)
+        chance = tests.get(f"search by {RANDOM}") if editor != RANDOM else None
+        points = [_difference(ours, votes, confidence), _difference(ours, chance, confidence) if chance else ""]
         scored = sum(one["score"] is not None for one in rounds)
         best = f"{_percent(winner(rounds)['score'])} (round {ours['round']})"
-        lines.append([f"search by {editor}", best, share, points, tokens, f"{search.spent(editor):,}", str(len(rounds)),
-                      str(scored)])  # fmt: skip
+        cost = [tokens, f"{search.spent(editor):,}", str(len(rounds)), str(scored)]
+        lines.append([f"search by {editor}", best, share, *points, *cost])
         lines.append([f"maj@{votes['samples']} for {editor}", "", *_tested(votes, confidence), "0", "", ""])
     n = len(tests[ONE_STEP]["scores"])
     note = f"Success in percent on {n} test questions with {confidence:.0%} intervals; differences are paired."
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{note}\n"
 
 
-def _tested(test: Record, confidence: float) -> tuple[str, str, str]:
+def _difference(one: Record, other: Record, confidence: float) -> str:
+    """Return the difference of two tests in percentage points, with its interval."""
+    gain = intervals.paired(one["scores"], other["scores"], confidence)
+    return f"{100 * gain.value:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+
+
+def _tested(test: Record, confidence: float) -> tuple[str, str, str, str]:
     share = intervals.wilson(sum(test["scores"]), len(test["scores"]), confidence)
     text = f"{100 * share.value:.1f} [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-    return text, "", f"{test['tokens'] / len(test['scores']):.0f}"
+    return text, "", "", f"{test['tokens'] / len(test['scores']):.0f}"
 
 
 def _percent(score: float) -> str:

@@ -11,12 +11,17 @@ PROGRAM = Path(tiny_task.__file__).parent / "rollouts" / "host" / "agent_program
 
 
 def get_config(kind: str):
-    """A run with an opponent pool, a curriculum, or agent programs and GRPO."""
+    """A run with an opponent pool, a curriculum, tool calls, or agent programs and GRPO."""
     if kind == "pool":
         return tiny_run.get_config("pool")
     if kind == "curriculum":
         config = tiny_plan.get_config()
         config.curriculum.update(dict(enabled=True, difficulty_levels=4, start=1, up=0.05, down=0.0, window=2))
+        return config
+    if kind == "tools":
+        config = tiny_task.get_config("grpo+noted")
+        config.plugins, config.task.params = ("tests.faults.noted_calls",), {}
+        config.task.tool_format = "fenced"
         return config
     config = tiny_task.get_config("grpo+program")
     config.task.params = dict(

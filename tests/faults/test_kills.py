@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import os
 import random
 import re
@@ -23,9 +24,11 @@ pytestmark = [pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak
 KILLS = int(os.environ.get("MARL_JAX_KILLS", "100"))
 RUNS = min(10, KILLS)
 STEPS = 20 * -(-KILLS // RUNS)  # enough for the kills of one run: each comes a few steps after the one before
-KINDS = {"pool": STEPS, "curriculum": STEPS // 2, "program": STEPS // 4}
+KINDS = {"pool": STEPS, "curriculum": STEPS // 2, "program": STEPS // 4, "tools": STEPS // 4}
 """Steps of the runs of each kind (`kill_runs.py`). Every run is killed up to KILLS / RUNS times."""
-CASES = [("pool", i) for i in range(RUNS)] + [(kind, i) for kind in ("curriculum", "program") for i in range(2)]
+CASES = [("pool", i) for i in range(RUNS)] + [
+    (kind, i) for kind in ("curriculum", "program", "tools") for i in range(2)
+]
 
 
 def start(kind, workdir, cache):
@@ -55,6 +58,32 @@ def kill(run, workdir, rng) -> bool:
     return True
 
 
+def calls(log) -> list[tuple[int, str, int]]:
+    """Return the tool calls that were made: step, episode and number of the call."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [tuple(json.loads(line)) for line in lines]
+
+
+def recorded(journal) -> set[tuple[int, str, int]]:
+    """Return the tool calls whose results are in the journals of a folder, read without the project's own reader."""
+    found = set()
+    for path in journal.glob("step_*.jsonl"):
+        for line in path.read_text().split("\n")[1:-1]:
+            episode, call, _ = json.loads(line)
+            if call.startswith("tool "):
+                found.add((int(path.name[5:13]), episode, int(call.rpartition("#")[2])))
+    return found
+
+
+def check_calls(journaled, log, log_of_whole) -> None:
+    """Check that no journaled call was repeated, and that nothing else was called than without kills."""
+    made, expected = calls(log), calls(log_of_whole)
+    assert any(on_disk for on_disk, _ in journaled), "no kill hit a step with journaled calls"
+    for on_disk, length in journaled:
+        assert not on_disk & set(made[length:])
+    assert set(made) == set(expected) and len(expected) == len(set(expected))
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Return, for a kind, a run that was never killed and the folder of its compiled programs."""
@@ -62,6 +91,7 @@ def whole(tmp_path_factory):
     @functools.cache
     def found(kind):
         folder = tmp_path_factory.mktemp("kills")
+        os.environ["NOTED_CALLS"] = str(folder / "calls.jsonl")
         run = start(kind, folder / "whole", folder / "cache")
         assert run.wait(1200) == 0, run.stderr.read()
         return folder / "whole", folder / "cache"
@@ -70,17 +100,23 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind, number", CASES)
-def test_killed_at_random_moments_equals_never_killed(whole, tmp_path, seen, kind, number):
+def test_killed_at_random_moments_equals_never_killed(whole, tmp_path, monkeypatch, seen, kind, number):
     never, cache = whole(kind)
+    log = tmp_path / "calls.jsonl"
+    monkeypatch.setenv("NOTED_CALLS", str(log))
     rng, workdir, kills = random.Random(f"{fuzz.SOAK} {kind} {number}"), tmp_path / "killed", 0
+    journaled = []  # calls on disk at each kill, and the length of the log
     for _ in range(len(range(number, KILLS, RUNS))):
         if not kill(start(kind, workdir, cache), workdir, rng):
             break
         kills += 1
+        journaled.append((recorded(workdir / "journal"), len(calls(log))))
     last = start(kind, workdir, cache)
     assert last.wait(1200) == 0, last.stderr.read()
     (step, expected), (other_step, found) = state(never), state(workdir)
     assert step == other_step == KINDS[kind] and kills > 0
     jax.tree.map(np.testing.assert_array_equal, expected, found)
     assert rows(workdir) == rows(never)
+    if kind == "tools":
+        check_calls(journaled, log, never.parent / "calls.jsonl")
     seen(f"`kill -9` after a step or while starting, {kind}", "all resumed exactly", kills=kills, runs=1)

@@ -95,6 +95,13 @@ def test_every_workflow_is_tested_once(tmp_path):
     text = table(search, 0.95)
     assert "| one step | 20.0 | 20.0 [5.7, 51.0] |" in text and "| search by random |" in text
     assert text.count("\n| ") == 6
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    assert len({len(line) for line in cells}) == 1
+    by_name = {line[0]: dict(zip(cells[0], line, strict=True)) for line in cells}
+    gain = intervals.paired(best["scores"], tests["search by random"]["scores"])
+    expected = f"{100 * gain.value:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+    assert by_name["search by policy"]["from random edits"] == expected
+    assert by_name["search by random"]["from random edits"] == ""
 
 
 def test_a_search_continues_after_its_last_line(tmp_path):

@@ -32,7 +32,8 @@ from tests.models.tiny_models import random_params
 ROOT = Path(__file__).resolve().parents[3]
 NEEDS = {  # framework and package of each example
     "openai_sdk": ("openai", "openai"), "autogen_team": ("autogen", "autogen_agentchat"),
-    "langgraph_team": ("langgraph", "langgraph"),
+    "langgraph_team": ("langgraph", "langgraph"), "ag2_team": ("ag2", "ag2"),
+    "llamaindex_team": ("llamaindex", "llama_index"),
 }  # fmt: skip
 
 
@@ -69,7 +70,9 @@ def test_an_example_runs_over_a_real_model(name, sampler):
     np.testing.assert_allclose(scores.logps, samples.logps, atol=2e-5)
 
 
-@pytest.mark.parametrize("form", [None, "ppo", "autogen_team+per_role", "langgraph_team+per_role+ppo+smollm2"])
+@pytest.mark.parametrize(
+    "form", [None, "ppo", "autogen_team+per_role", "langgraph_team+per_role+ppo+smollm2", "llamaindex_team"]
+)
 def test_every_form_of_the_experiment_is_accepted(form, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = agent_program.get_config(form)
