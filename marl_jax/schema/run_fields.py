@@ -76,8 +76,13 @@ ENV = {
     "observation": Field(
         "text",
         choice("text", "image", "both"),
-        "Form of the position in prompts; image: a picture instead of the board, for models with an encoder of images; "
-        "both: the picture before the text",
+        "Form of the position in prompts; image: a picture or other media instead of the board, for models with their "
+        "encoders; both: the media before the text",
+    ),
+    "media_order": Field(
+        "interleaved",
+        choice("interleaved", "prepended"),
+        "Place of several media in prompts; interleaved: where their text would be; prepended: all before the text",
     ),
     "reasoning": Field(
         False, SWITCH, "Whether the prompt asks for reasoning before the move; requires rollout.completion=free"

@@ -6,5 +6,5 @@ from envs.games.exact import EquilibriumBot
 from . import draw, rules, text
 
 GAME = GameEntry(
-    rules=rules.Kuhn, text=text.text, draw=draw, picture=draw.picture, bots={"equilibrium": EquilibriumBot}
+    rules=rules.Kuhn, text=text.text, draw=draw, medium=draw.picture, bots={"equilibrium": EquilibriumBot}
 )

@@ -10,8 +10,8 @@ import pytest
 
 from configs import defaults, models
 from envs.games import registry as games
-from envs.games.registry import make_picture, make_text
-from marl_jax.agents import pictures, scoring
+from envs.games.registry import make_medium, make_text
+from marl_jax.agents import prompt_media, scoring
 from marl_jax.errors import ConfigError
 from marl_jax.rollouts.demonstrations import Demonstrations
 from marl_jax.rollouts.tree import TreeRollout
@@ -34,7 +34,7 @@ GAME = games.make("tic_tac_toe")
 def prompt(style="brief", observation="image"):
     place = tiny_play.TOKENIZER.decode([IMAGE]) * 9
     return (
-        make_text(GAME, style).with_picture(make_picture(GAME, style), place, observation).compile(tiny_play.TOKENIZER)
+        make_text(GAME, style).with_media(make_medium(GAME, style), [place], observation).compile(tiny_play.TOKENIZER)
     )
 
 
@@ -50,7 +50,7 @@ def policy(style="brief", observation="image", mrope=False, free=0, long_names=F
         model=build(cfg),
         answers=tiny_play.answers(text, names, free),
         rules=text.prefix,
-        picture=make_picture(GAME, style),
+        medium=make_medium(GAME, style),
     )
 
 
@@ -138,20 +138,20 @@ def test_the_encoder_reads_the_pixels():
     """Codes are only storage: two tiles with the same pixels have the same embedding."""
     made = policy()
     codes = jnp.arange(9, dtype=jnp.uint8)[None]
-    tiles = (*made.picture.tiles[:1], *made.picture.tiles[:1], *made.picture.tiles[2:])
-    same = dataclasses.replace(made, picture=dataclasses.replace(made.picture, tiles=tiles))
+    tiles = (*made.medium.tiles[:1], *made.medium.tiles[:1], *made.medium.tiles[2:])
+    same = dataclasses.replace(made, medium=dataclasses.replace(made.medium, tiles=tiles))
     params = tiny_play.weights(made)[0]["model"]
-    at_once = quick_jit(lambda p, c: pictures.embeddings(same, p, c))(params, codes)
-    swapped = quick_jit(lambda p, c: pictures.embeddings(same, p, c))(params, codes.at[0, 1].set(0))
+    at_once = quick_jit(lambda p, c: prompt_media.embeddings(same, p, c))(params, codes)
+    swapped = quick_jit(lambda p, c: prompt_media.embeddings(same, p, c))(params, codes.at[0, 1].set(0))
     np.testing.assert_array_equal(at_once, swapped)
 
     def by_patches(params, codes):
-        patches, encoder = jax.vmap(made.picture.patches)(codes), made.model.vision
-        return encoder(params["vision"], patches, encoder.layout([made.picture.patch_grid[1:]]), dtype=made.dtype)
+        patches, encoder = jax.vmap(made.medium.patches)(codes), made.model.vision
+        return encoder(params["vision"], patches, encoder.layout([made.medium.patch_grid[1:]]), dtype=made.dtype)
 
     expected = quick_jit(by_patches)(params, codes)
     np.testing.assert_allclose(
-        quick_jit(lambda p, c: pictures.embeddings(made, p, c))(params, codes), expected, atol=1e-5
+        quick_jit(lambda p, c: prompt_media.embeddings(made, p, c))(params, codes), expected, atol=1e-5
     )
 
 
@@ -159,10 +159,10 @@ def test_the_encoder_reads_the_pixels():
 def test_rotations_are_those_of_the_model():
     made = policy(mrope=True)
     tokens = np.array([[1, 2, *[IMAGE] * 9, 3, 4, IMAGE], [1, *[IMAGE] * 9, 3, 4, 5, 6]], np.int32)
-    index = pictures.places(made, jnp.asarray(tokens))
+    index = prompt_media.places(made, jnp.asarray(tokens))
     assert index[0, -1] == -1  # a sampled placeholder is text
     positions = 7 + jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    found = pictures.rotations(made.picture, index, positions)
+    found = prompt_media.rotations(made.medium, index, positions)
     text = np.where(np.asarray(index) < 0, 1, tokens)
     expected = mrope_positions(text, IMAGE, np.full((2, 1, 2), 3), np.full((2,), 7))
     np.testing.assert_array_equal(found, expected)
