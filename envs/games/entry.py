@@ -76,8 +76,8 @@ class GameEntry(Generic[GameT]):
         text: Function `text(game, style)` that returns the prompts and action names that models read and write.
         draw: Functions `board` and `svg` that draw a position for users. Games that hide cells from a seat also pass
             them `visible`, bool [C]. An optional function `targets` maps actions to clickable areas of the drawing.
-        medium: Function `medium(game, style)` that returns the picture or other media for models that read them, or None.
-            They contain the same facts as the board of the text in this style.
+        medium: Function `medium(game, style)` that returns the picture or other media for models that read them, or
+            None. They contain the same facts as the board of the text in this style.
         bots: Bot factories by name, the best bot last.
         symmetry: Factory of the symmetries for self-play augmentation, or None.
         level_params: Parameters that choose the levels. A policy can be evaluated on levels of another size or kind.

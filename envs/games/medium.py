@@ -181,7 +181,9 @@ class Media(Medium):
         """Draw the media below each other: uint8 [H, W, 3]."""
         drawn = [part.host_pixels(own) for part, own in zip(self.parts, self.split(np.asarray(codes)), strict=True)]
         width = max(image.shape[1] for image in drawn)
-        return np.concatenate([np.pad(x, ((0, 4), (0, width - x.shape[1]), (0, 0)), constant_values=255) for x in drawn])
+        return np.concatenate(
+            [np.pad(x, ((0, 4), (0, width - x.shape[1]), (0, 0)), constant_values=255) for x in drawn]
+        )
 
     def split(self, codes):
         """Return the codes of each medium, [..., C] of its own C."""

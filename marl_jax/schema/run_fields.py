@@ -361,6 +361,9 @@ SERVE = {  # for --mode=serve and --mode=serve_reward
         integer(1),
         "Maximum number of tokens per request, of all prompts and completions; excess gets HTTP 413",
     ),
+    "image_hosts": Field(
+        (), TEXTS, "Hosts from which https URLs of images in messages are fetched; (): images must be data: URLs"
+    ),
     "time_limit": Field(600.0, number(0, above=True), "Time limit of a request in seconds"),
     "drain": Field(30.0, number(0), "Time in seconds for running requests to finish when the server stops"),
     "models": Field(

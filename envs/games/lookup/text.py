@@ -7,9 +7,7 @@ from envs.games.lookup.rules import Lookup, LookupState
 from envs.games.template import Fixed, Piece, Table, Template
 from envs.games.text import Text
 
-RULES = (
-    "A tone names a row of a table; tone 1 is the lowest. Every row holds one value, and no value occurs twice."
-)
+RULES = "A tone names a row of a table; tone 1 is the lowest. Every row holds one value, and no value occurs twice."
 HIDDEN = "?"
 
 
