@@ -28,14 +28,14 @@ from marl_jax.setup.games import GameSetup
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Successes on questions that need both inputs and on those about the tone, by seed: int [seeds]."""
+    """Numbers of right answers by kind of question after each tenth of the training, int [seeds, 10]."""
 
     both: np.ndarray
     tone: np.ndarray
     questions: int
 
 
-def measure(form: str, seeds: int, steps: int, rate: float, batch: int = 256, questions: int = 2048) -> Row:
+def measure(form: str, seeds: int, steps: int, rate: float, batch: int = 256, questions: int = 1024) -> Row:
     """Train and evaluate one form of `experiments/fusion.py`."""
     config = fusion.get_config(form)
     setup = setups.make(config)
@@ -74,17 +74,20 @@ def measure(form: str, seeds: int, steps: int, rate: float, batch: int = 256, qu
 
         params = model.init(jax.random.fold_in(key, 1))
         start = (params, optimizer.init(params))
-        params = jax.lax.scan(step, start, jax.random.split(jax.random.fold_in(key, 2), steps))[0][0]
+        games = [dataclasses.replace(setup.game, questions=kind) for kind in ("value", "tone")]
+        fresh = [drawn(jax.random.fold_in(key, 3), game, questions) for game in games]
+        asked = jax.tree.map(lambda *x: jnp.concatenate(x), *fresh)
 
-        def successes(kind):
-            game = dataclasses.replace(setup.game, questions=kind)
-            states = drawn(jax.random.fold_in(key, 3), game, questions)
-            return jnp.sum(jnp.argmax(scores(params, states), axis=1) == jax.vmap(game.right)(states))
+        def tenth(carry, keys):
+            carry, _ = jax.lax.scan(step, carry, keys)
+            right = jnp.argmax(scores(carry[0], asked), axis=1) == jax.vmap(setup.game.right)(asked)
+            return carry, jnp.sum(right.reshape(2, questions), axis=1)
 
-        return successes("value"), successes("tone")
+        keys = jax.random.split(jax.random.fold_in(key, 2), (10, steps // 10))
+        return jax.lax.scan(tenth, start, keys)[1]
 
-    both, tone = jax.device_get(jax.jit(jax.vmap(train))(jnp.arange(seeds)))
-    return Row(both, tone, questions)
+    right = jax.device_get(jax.jit(lambda seeds: jax.lax.map(train, seeds))(jnp.arange(seeds)))
+    return Row(right[..., 0], right[..., 1], questions)
 
 
 def main() -> None:
@@ -97,19 +100,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600, help="number of updates of 256 questions")
     parser.add_argument("--rate", type=float, default=2e-3, help="learning rate")
     args = parser.parse_args()
-    print("| fusion | inputs | answers that need both, by seed | number of the tone, by seed | seconds |")
-    print("| --- | --- | --- | --- | --- |")
+    print(
+        "| fusion | inputs | answers that need both, by seed | number of the tone, by seed | after each tenth | seconds |"
+    )
+    print("| --- | --- | --- | --- | --- | --- |")
     for method in args.methods:
         for inputs in args.inputs:
             began = time.perf_counter()
             row = measure(f"{method}+{inputs}+{args.board}", args.seeds, args.steps, args.rate)
-            cells = (", ".join(_share(int(x), row.questions) for x in counts) for counts in (row.both, row.tone))
-            print(f"| {method} | {inputs} | {' | '.join(cells)} | {time.perf_counter() - began:.0f} |", flush=True)
+            cells = (", ".join(_share(int(x[-1]), row.questions) for x in counts) for counts in (row.both, row.tone))
+            curves = "; ".join(" ".join(f"{100 * x / row.questions:.0f}" for x in one) for one in row.both)
+            print(
+                f"| {method} | {inputs} | {' | '.join(cells)} | {curves} | {time.perf_counter() - began:.0f} |",
+                flush=True,
+            )
 
 
 def _share(right: int, questions: int) -> str:
-    low, high = wilson(right, questions)
-    return f"{100 * right / questions:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    share, low, high = wilson(right, questions)
+    return f"{100 * share:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 if __name__ == "__main__":

@@ -236,7 +236,7 @@ class ModelConfig:
 
     @property
     def placeholder(self) -> int | None:
-        """Token id of a placeholder, the same for all media; None for a model of text."""
+        """Token id of a placeholder of any medium; None for a model of text."""
         return self.media_id if self.vision is None else self.vision.image_id
 
     @property
@@ -249,7 +249,7 @@ class ModelConfig:
 
     @property
     def n_params(self) -> int:
-        """Number of parameters that files have names for: the decoder and the encoder of images."""
+        """Number of parameters of the decoder and the encoder of images."""
         sizes = {path: math.prod(shape) for path, (shape, _) in FAMILIES.get(self.family).leaves(self).items()}
         return sum(size * (self.depth_of(path) or 1) for path, size in sizes.items())
 

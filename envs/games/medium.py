@@ -1,4 +1,4 @@
-"""What a seat reads besides text: pictures, sounds and tables of numbers, drawn inside jit.
+"""Media in prompts of games: pictures, sounds and tables of numbers, drawn inside jit.
 
 A position is stored as a few small numbers (codes), from which the input of an encoder is computed where it is needed.
 `envs.games.picture` has pictures; this module has the others, and several media in one prompt:
@@ -186,7 +186,7 @@ class Media(Medium):
         )
 
     def split(self, codes):
-        """Return the codes of each medium, [..., C] of its own C."""
+        """Return the codes of each medium, [..., C]."""
         ends = np.cumsum([part.n_codes for part in self.parts])
         return [codes[..., end - part.n_codes : end] for end, part in zip(ends, self.parts, strict=True)]
 

@@ -132,7 +132,7 @@ class Prompt:
         return self.compiled_opening.template.text(jax.device_get(self._jitted_opening(state, jnp.int32(seat))))
 
     def image(self, state: State, seat: int) -> str:
-        """Return a drawing of the media in `opening` as a data URI (host only); "" without any."""
+        """Return the media in `opening` as a data URI (host only); "" without any."""
         return "" if self.text.medium is None else self.text.medium.uri(state, seat)
 
     def opening_indices(self, state: State, seat: jax.Array) -> jax.Array:

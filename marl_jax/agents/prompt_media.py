@@ -1,7 +1,7 @@
 """Media in prompts: from stored codes to the embeddings of placeholder tokens.
 
 A row has the pictures, sounds and tables of one position, in its prompt. Samples store their codes
-(`envs.games.medium`), a few small numbers, and every forward pass that reads the prompt draws and encodes them again, so
+(`envs.games.medium`), a few small numbers. Every forward pass that reads the prompt draws and encodes them again, so
 that gradients reach the encoders.
 
 Axis letters: C codes of a row, M embeddings of its media.
@@ -9,10 +9,12 @@ Axis letters: C codes of a row, M embeddings of its media.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs.games.medium import Medium, Numbers, Sound
 from envs.games.picture import Picture
@@ -48,7 +50,7 @@ def inputs(
 
 
 def sizes(cfg: ModelConfig, medium: Medium) -> tuple[int, ...]:
-    """Return the number of embeddings of each medium in a prompt, or that of the resampler's queries."""
+    """Return the number of embeddings of each medium, or of all media together."""
     if cfg.resampler is not None:
         return (cfg.resampler.n_queries,)
     return tuple(_size(cfg, part) for part in medium.parts)
@@ -82,7 +84,10 @@ def _encode(policy: Policy, params: dict, part: Medium, codes: jax.Array) -> jax
     settings: dict[str, Any] = dict(dtype=policy.dtype, remat=policy.remat)
     if isinstance(part, Sound):
         assert isinstance(encoder, AudioEncoder)
-        return encoder(own, log_mel(part.samples(codes), encoder.cfg.n_mels), **settings)
+        mels = encoder.cfg.n_mels
+        alone = part.length == 1  # then the frames of a prompt are those of one recording
+        frames = jnp.asarray(_frames(part, mels))[codes[:, 0]] if alone else log_mel(part.samples(codes), mels)
+        return encoder(own, frames, **settings)
     if isinstance(part, Numbers):
         assert isinstance(encoder, TableEncoder)
         return encoder(own, codes.reshape(-1, *part.shape).astype(jnp.float32), **settings)
@@ -93,6 +98,12 @@ def _encode(policy: Policy, params: dict, part: Medium, codes: jax.Array) -> jax
     tiles = encoder.project(own, jnp.asarray(part.tile_patches), policy.dtype)
     patches = tiles[codes].reshape(codes.shape[0], -1, tiles.shape[-1])
     return encoder.encode(own, patches, layout, remat=policy.remat)
+
+
+@functools.lru_cache(maxsize=16)
+def _frames(sound: Sound, n_mels: int) -> np.ndarray:
+    """Return the log-mel frames of all recordings, float32 [K, T, n_mels]."""
+    return log_mel(sound.recordings, n_mels)
 
 
 def places(policy: Policy, tokens: jax.Array) -> jax.Array:

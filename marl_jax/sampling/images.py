@@ -100,12 +100,12 @@ class Images:
         return list(range(self.vocab + image.start, self.vocab + image.start + image.size))
 
     def known(self, ids: Sequence[int]) -> bool:
-        """Return whether all ids after the vocabulary belong to images that are held."""
+        """Return whether all ids after the vocabulary belong to held images."""
         images = self._in(np.asarray(ids))
         return images is not None
 
     def positions(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the time, row and column of each token [n] of a conversation, int32 [3, n]."""
+        """Return the time, row and column of each token [n], int32 [3, n]."""
         images = self._in(tokens)
         assert images is not None
         grids = np.asarray([[image.grid for image in images]] if images else np.zeros((1, 1, 2)), np.int32)
@@ -118,7 +118,7 @@ class Images:
         return int(self.positions(tokens).max()) + 1 - len(tokens)
 
     def _in(self, tokens: np.ndarray) -> list[HeldImage] | None:
-        """Return the images of a prompt in order; None if it has other ids after the vocabulary."""
+        """Return the images of a prompt in order; None if one is not held."""
         own = tokens[tokens >= self.vocab] - self.vocab
         with self._lock:
             of_start = {image.start: image for image in self._of_content.values() if image.holders}

@@ -65,7 +65,7 @@ def play(game, picture, texts, n=24, turns=12):
 
 
 def test_every_game_has_pictures():
-    assert {name for name, _ in VARIANTS.values()} == set(GAMES.names())
+    assert {name for name, _ in VARIANTS.values()} == set(GAMES.names()) - {"lookup"}  # tests/envs/test_lookup.py
     assert all(GAMES.get(name).medium for name in GAMES.names())
 
 

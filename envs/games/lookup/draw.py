@@ -1,4 +1,4 @@
-"""Drawings and media of Lookup: the sound of the tone, and the table as numbers or as a picture."""
+"""Drawings and media of Lookup: the sound, and the table as numbers or a picture."""
 
 import functools
 
@@ -31,9 +31,9 @@ def svg(state: LookupState, player: int | None = None) -> str:
 def _lines(state: LookupState) -> list[str]:
     state = jax.device_get(state)
     question = {VALUE: "value of the tone's row", TONE: "number of the tone"}
-    asked = question.get(int(state.question), f"value in row {int(state.key) + 1}")
+    kind = question.get(int(state.question), f"value in row {int(state.key) + 1}")
     rows = [f"row {i + 1}     {int(value) + 1}" for i, value in enumerate(state.values)]
-    return [f"tone      {int(state.heard) + 1}", *rows, f"question  {asked}"]
+    return [f"tone      {int(state.heard) + 1}", *rows, f"question  {kind}"]
 
 
 @functools.cache

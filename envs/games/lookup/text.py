@@ -1,4 +1,4 @@
-"""The text of Lookup: the tone, the table and the question; an answer is one digit."""
+"""The text of Lookup; an answer is one digit."""
 
 import jax
 import jax.numpy as jnp

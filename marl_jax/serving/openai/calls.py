@@ -341,9 +341,9 @@ async def answer_alone(call: Call) -> None:
 
 
 def with_images(model: ServedModel, ids: list[int], urls: Sequence[str], held: contextlib.ExitStack) -> list[int]:
-    """Replace the placeholders of a prompt by the ids of its images, which are kept until `held` is closed.
+    """Replace the placeholders of a prompt by the ids of its images.
 
-    Blocks while it reads and encodes the images.
+    Blocks while it reads and encodes the images, which are kept until `held` is closed.
     """
     places = [i for i, token in enumerate(ids) if token == model.placeholder]
     if len(places) != len(urls):  # a chat template may drop or repeat messages

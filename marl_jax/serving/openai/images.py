@@ -1,4 +1,4 @@
-"""Images in the messages of a chat request: data: URLs, and https URLs of configured hosts."""
+"""Images in messages, as data: URLs or https URLs of configured hosts."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ def check_url(url: str, hosts: Collection[str]) -> None:
         return
     known = f" or an https URL of one of: {', '.join(hosts)}" if hosts else ""
     raise _refusal(
-        f"image_url.url is {url[:80]!r}, but must be data:image/png;base64,… or the same with jpeg, webp or bmp{known}. "
-        "Other hosts need serve.image_hosts"
+        f"image_url.url is {url[:80]!r}, but must be data:image/png;base64,… or the same with jpeg, webp or bmp"
+        f"{known}. Other hosts need serve.image_hosts"
     )
 
 
 def read(urls: Sequence[str]) -> list[np.ndarray]:
-    """Return the pixels of images whose URLs were checked, uint8 [H, W, 3]; blocks while it fetches."""
+    """Return the pixels of images, uint8 [H, W, 3], from checked URLs.
+
+    Blocks while it fetches them.
+    """
     from models.images import read_image  # server workers have no JAX
 
     try:

@@ -16,7 +16,7 @@ ROLES = {"developer": "system", "function": "tool"}
 
 
 def read_messages(value: Any, hosts: Collection[str] = ()) -> tuple[list[Message], list[str]]:
-    """Return the messages of a request in the format that chat templates expect, and the URLs of their images.
+    """Return the messages in the format of chat templates, and their images' URLs.
 
     Args:
         value: Messages of the request.

@@ -198,3 +198,77 @@ def test_what_cannot_have_pictures_is_refused(changes, message):
     config.update_from_flattened_dict(changes)
     with pytest.raises(ConfigError, match=message):
         validate.check(config)
+
+
+@functools.cache
+def listener(fusion="", board="table", rows=3):
+    """A policy that hears a tone and reads a table, and the prompt of its game."""
+    cfg = registry.get("tiny-media-cross" if fusion == "cross" else "tiny-media").config
+    cfg = dataclasses.replace(cfg, **tiny_play.SHAPE)
+    if cfg.resampler:
+        cfg = dataclasses.replace(cfg, resampler=dataclasses.replace(cfg.resampler, n_heads=2, d_ff=8, n_queries=2))
+    game = games.make("lookup", rows=rows, board=board)
+    medium = make_medium(game, "brief")
+    places = [tiny_play.TOKENIZER.decode([IMAGE] * size) for size in prompt_media.sizes(cfg, medium)]
+    text = make_text(game, "brief").with_media(medium, places, order=fusion if fusion == "prepended" else "interleaved")
+    text = text.compile(tiny_play.TOKENIZER)
+    made = dataclasses.replace(
+        tiny_play.policy(critic="none"),
+        model=build(cfg),
+        answers=tiny_play.answers(text),
+        rules=text.prefix,
+        medium=medium,
+    )
+    return game, made, text
+
+
+def heard(game, made, text, rows=8):
+    """Return samples of a rollout and its weights."""
+    program = tiny_play.rollout(game, made, rows, 2, prompt=text)
+    trained, frozen = tiny_play.weights(made)
+    weights = {**frozen, **trained}
+    run = quick_jit(lambda w: program({"main": w}, program.init(jax.random.key(1), {"main": w}), jax.random.key(2))[0])
+    return run(weights), weights
+
+
+@pytest.mark.nightly_for("prepended", "cross-picture")
+@pytest.mark.parametrize(
+    ("fusion", "board"), [("", "table"), ("prepended", "table"), ("cross", "table"), ("cross", "picture")],
+    ids=["interleaved", "prepended", "cross", "cross-picture"],
+)  # fmt: skip
+def test_sounds_and_tables_agree_between_sampler_and_learner(fusion, board):
+    game, made, text = listener(fusion, board)
+    samples, weights = heard(game, made, text)
+    assert samples.media.shape == (samples.n, 1 + 6)
+    logps = quick_jit(lambda w, s: scoring.answer_logps(made, w, s))(weights, samples)
+    np.testing.assert_allclose(np.asarray(logps)[:, 0], np.asarray(samples.logps)[:, 0], atol=2e-5)
+
+
+def test_gradients_of_sounds_and_tables_equal_finite_differences():
+    game, made, text = listener("cross")
+    samples, weights = heard(game, made, text)
+
+    def total(model):
+        return jnp.sum(scoring.answer_logps(made, {**weights, "model": model}, samples) * samples.mask())
+
+    value, grads = quick_jit(jax.value_and_grad(total))(weights["model"])
+    evaluate = quick_jit(total)
+    for name in ("audio", "table", "resampler"):
+        size = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads[name])))
+        assert size > 0
+        step = 1e-2 / size  # along the gradient
+        moved = jax.tree.map(lambda p, g, step=step: p + step * g, weights["model"][name], grads[name])
+        back = jax.tree.map(lambda p, g, step=step: p - step * g, weights["model"][name], grads[name])
+        ends = [evaluate({**weights["model"], name: own}) for own in (moved, back)]
+        np.testing.assert_allclose((ends[0] - ends[1]) / (2 * 1e-2), size, rtol=0.05)
+
+
+@pytest.mark.quick
+def test_media_have_the_scale_of_tokens():
+    """Embeddings of another size than those of tokens hide the changes that layers add to them."""
+    _, made, _ = listener()
+    params = made.model.init(jax.random.key(0))
+    codes = jnp.asarray([[5, 1, 2, 2, 3, 3, 1]], jnp.uint8)
+    found = jnp.sqrt(jnp.mean(prompt_media.embeddings(made, params, codes) ** 2, axis=-1))
+    token = jnp.sqrt(jnp.mean(params["embed"] ** 2))
+    assert (found > token / 2).all() and (found < token * 2).all()

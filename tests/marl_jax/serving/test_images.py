@@ -73,8 +73,10 @@ def expected(model, params, tokenizer, ask, shown, count):
     patches, grids = processor(shown)
     text = tokenizer.chat([{"role": "user", "content": files.marker(tokenizer, model.cfg) * len(shown) + ask}])
     tokens = files.expand(tokenizer.encode(text), model.cfg, grids)
-    parts = [model.vision(params["vision"], patches[i : i + 1, : r * c], model.vision.layout([(r, c)]), dtype=jnp.float32)
-             for i, (r, c) in enumerate(grids)]  # fmt: skip
+    vision, parts = model.vision, []
+    for i, (r, c) in enumerate(grids):
+        one = patches[i : i + 1, : r * c]
+        parts.append(vision(params["vision"], one, vision.layout([(r, c)]), dtype=jnp.float32))
     embeddings, cells = jnp.concatenate(parts, axis=1), np.asarray([[(r // 2, c // 2) for r, c in grids]])
 
     def following(tokens):
@@ -120,9 +122,10 @@ def test_completions_read_images_of_several_formats(server):
 
 
 TRUNCATED = url(PIXELS)[: len("data:image/png;base64,") + 400]
-HUGE = "data:image/png;base64," + base64.b64encode(
-    base64.b64decode(url(PIXELS).partition(",")[2]).replace((84).to_bytes(4, "big") + (56).to_bytes(4, "big"), b"\0\0\x27\x10" * 2)
-).decode()  # fmt: skip
+FILE = base64.b64decode(url(PIXELS).partition(",")[2])
+SIZE = (84).to_bytes(4, "big") + (56).to_bytes(4, "big")
+HUGE = "data:image/png;base64," + base64.b64encode(FILE.replace(SIZE, b"\0\0\x27\x10" * 2)).decode()  # 10,000 × 10,000
+SYSTEM = [{"role": "system", "content": [{"type": "image_url", "image_url": {"url": url(PIXELS)}}]}]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,7 @@ HUGE = "data:image/png;base64," + base64.b64encode(
         ("tiny", messages(HUGE), "is damaged, too large or not one of PNG"),
         ("tiny", messages(url(np.zeros((2, 500, 3), np.uint8))), "its aspect ratio must be <= 200"),
         ("tiny", messages(url(np.zeros((560, 560, 3), np.uint8))), "the prompt has 4"),
-        ("tiny", [{"role": "system", "content": [{"type": "image_url", "image_url": {"url": url(PIXELS)}}]}], "of a user"),
+        ("tiny", SYSTEM, "of a user"),
         ("tiny", [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "must be an object"),
     ],
 )  # fmt: skip
