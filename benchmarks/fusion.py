@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from envs.games.lookup.rules import Lookup
 from envs.games.registry import make_medium
 from experiments import fusion
 from marl_jax import setup as setups
@@ -38,12 +39,13 @@ def measure(method: str, board: str, inputs: list[str], seeds: int, steps: int, 
     """
     config = fusion.get_config(f"{method}+both+{board}")
     setup = setups.make(config)
-    assert isinstance(setup, GameSetup)
+    assert isinstance(setup, GameSetup) and isinstance(setup.game, Lookup)
+    game = setup.game
     backbone = setup.team.backbones[0]
     policy, model, prompt = backbone.policy, backbone.model, backbone.game_prompt
     assert policy.medium is not None and not policy.prefix
-    hiding = [dataclasses.replace(setup.game, hidden=fusion.INPUTS[name]) for name in inputs]
-    media, ids = [make_medium(game, config.env.text) for game in hiding], jnp.asarray(prompt.action_ids[:, 0])
+    hiding = [dataclasses.replace(game, hidden=fusion.INPUTS[name]) for name in inputs]
+    media, ids = [make_medium(other, config.env.text) for other in hiding], jnp.asarray(prompt.action_ids[:, 0])
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
 
     def scores(params, states, shown):
@@ -64,8 +66,8 @@ def measure(method: str, board: str, inputs: list[str], seeds: int, steps: int, 
 
         def step(carry, key):
             params, state = carry
-            states = drawn(key, setup.game, BATCH)
-            right = jax.vmap(setup.game.right)(states)
+            states = drawn(key, game, BATCH)
+            right = jax.vmap(game.right)(states)
 
             def loss(params):
                 return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores(params, states, shown), right))
@@ -75,13 +77,13 @@ def measure(method: str, board: str, inputs: list[str], seeds: int, steps: int, 
 
         params = model.init(jax.random.fold_in(key, 1))
         start = (params, optimizer.init(params))
-        games = [dataclasses.replace(setup.game, questions=kind) for kind in ("value", "tone")]
-        fresh = [drawn(jax.random.fold_in(key, 3), game, QUESTIONS) for game in games]
+        kinds = [dataclasses.replace(game, questions=kind) for kind in ("value", "tone")]
+        fresh = [drawn(jax.random.fold_in(key, 3), kind, QUESTIONS) for kind in kinds]
         tests = jax.tree.map(lambda *x: jnp.concatenate(x), *fresh)
 
         def tenth(carry, keys):
             carry, _ = jax.lax.scan(step, carry, keys)
-            right = jnp.argmax(scores(carry[0], tests, shown), axis=1) == jax.vmap(setup.game.right)(tests)
+            right = jnp.argmax(scores(carry[0], tests, shown), axis=1) == jax.vmap(game.right)(tests)
             return carry, jnp.sum(right.reshape(2, QUESTIONS), axis=1)
 
         keys = jax.random.split(jax.random.fold_in(key, 2), (10, steps // 10))

@@ -3,8 +3,8 @@
     python -m benchmarks.pictures_table runs/gpu_pictures
 
 The folder holds runs called GAME-OBSERVATION-SEED (`scripts/gpu_pictures.sh`). A run evaluates held-out levels before
-its first update, which follows the imitation, and later. The table has both, with Wilson intervals, and what is known of
-runs that have not ended.
+its first update, which follows the imitation, and later. The table has both, with Wilson intervals, also of runs that
+have not ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 def table(folder: Path) -> list[str]:
     """Return the lines of a Markdown table of all runs in a folder."""
-    lines = ["| game | observation | seed | after imitation | after RL | updates |", "| --- | --- | ---: | --- | --- | ---: |"]
+    lines = [
+        "| game | observation | seed | after imitation | after RL | updates |",
+        "| --- | --- | ---: | --- | --- | ---: |",
+    ]
     for run in sorted(path for path in folder.iterdir() if path.name.count("-") == 2 and path.is_dir()):
         stage, played = rows_of(run / STAGE), rows_of(run)
         imitated = played[:1] or stage[-1:]
