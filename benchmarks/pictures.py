@@ -36,7 +36,7 @@ SHIFT = 7  # levels between a game and the one whose picture it shows
 def with_picture(seated: SeatedTeam, picture: Picture) -> SeatedTeam:
     """Return the team with other pictures in its prompts."""
     backbones = tuple(
-        dataclasses.replace(backbone, policy=dataclasses.replace(backbone.policy, picture=picture))
+        dataclasses.replace(backbone, policy=dataclasses.replace(backbone.policy, medium=picture))
         for backbone in seated.team.backbones
     )
     return dataclasses.replace(seated, team=dataclasses.replace(seated.team, backbones=backbones))
@@ -46,7 +46,7 @@ def changed(game: Game, picture: Picture, kind: str) -> Picture:
     """Return the pictures of one of `PICTURES`."""
 
     def blank(state: State, seat: jax.Array) -> jax.Array:
-        return jnp.zeros((picture.n_cells,), jnp.int32)
+        return jnp.zeros((picture.n_codes,), jnp.int32)
 
     def another(state: State, seat: jax.Array) -> jax.Array:
         level = (puzzle_state(state).level + SHIFT) % game.n_levels
@@ -60,8 +60,8 @@ def measure(folder: Path, games: int, step: str) -> list[dict]:
     """Return success with its interval by kind of picture, and that of random moves."""
     setup = setups.make(saved.read(folder), workdir=folder)
     assert isinstance(setup, GameSetup)
-    picture = setup.team.picture
-    if picture is None or not setup.game.has_levels:
+    picture = setup.team.medium
+    if not isinstance(picture, Picture) or not setup.game.has_levels:
         raise SystemExit(f"{folder} is not a run of a puzzle with env.observation 'image' or 'both'")
     game = setup.game.held_out()
     players = {kind: with_picture(setup.seated(), changed(game, picture, kind)) for kind in PICTURES}

@@ -32,6 +32,17 @@ def tiny_vl() -> ConfigDict:
     return config
 
 
+def tiny_media(cross_attention: bool = False) -> ConfigDict:
+    """Configure the embedded model with encoders of images, sounds and tables, all trained from scratch.
+
+    Args:
+        cross_attention: Whether learned queries read all media, and only the queries enter the sequence.
+    """
+    config = tiny()
+    config.name = "tiny-media-cross" if cross_attention else "tiny-media"
+    return config
+
+
 def smollm2_vl() -> ConfigDict:
     """Configure SmolLM2-135M-Instruct with a new encoder of images, all weights trained."""
     return model("smollm2-vl")

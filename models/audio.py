@@ -6,7 +6,6 @@ al., 2022). A projection merges neighboring frames into one embedding for `model
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -17,45 +16,11 @@ from flax import nnx
 
 from models.decoder import param
 from models.exact_sums import add_bias
+from models.media_config import AudioConfig
 from models.stack import Stack, rematerialized
 
 SAMPLE_RATE, WINDOW, HOP = 16_000, 400, 160
 """Samples per second, per window and between two frames, as in Whisper."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AudioConfig:
-    """The shape of an audio encoder.
-
-    Attributes:
-        n_layers: Number of layers.
-        d_model: Width.
-        n_heads: Number of attention heads.
-        d_ff: Width of the feed-forward network.
-        n_mels: Number of mel channels of a frame.
-        max_frames: Maximum number of log-mel frames, one per 10 ms.
-        merge: Number of encoded frames, one per 20 ms, that become one embedding.
-        norm_eps: Epsilon of the norms.
-    """
-
-    n_layers: int
-    d_model: int
-    n_heads: int
-    d_ff: int
-    n_mels: int = 80
-    max_frames: int = 3000
-    merge: int = 4
-    norm_eps: float = 1e-5
-
-    def __post_init__(self):
-        for name in ("n_layers", "d_model", "n_heads", "d_ff", "n_mels", "max_frames", "merge"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"audio.{name} is {value!r}, but must be an integer >= 1")
-        if self.d_model % (2 * self.n_heads):
-            raise ValueError(f"audio.d_model is {self.d_model}, but must be a multiple of {2 * self.n_heads}")
-        if self.max_frames % (2 * self.merge):
-            raise ValueError(f"audio.max_frames is {self.max_frames}, but must be a multiple of {2 * self.merge}")
 
 
 # ------------------------------------------------------------------------------------------------------ log-mel frames
@@ -157,7 +122,7 @@ class AudioEnds(nnx.Module):
         self.conv2_bias = param(rngs, (d,), ("D",), 0, dtype)
         self.norm = param(rngs, (d,), ("D",), None, dtype)
         self.norm_bias = param(rngs, (d,), ("D",), 0, dtype)
-        self.project = param(rngs, (cfg.merge * d, width), ("F", "D"), (cfg.merge * d) ** -0.5, dtype)
+        self.project = param(rngs, (cfg.merge * d, width), ("F", "D"), 0.02 * (cfg.merge * d) ** -0.5, dtype)
         self.project_bias = param(rngs, (width,), ("D",), 0, dtype)
 
     def start(self, frames, dtype):

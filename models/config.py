@@ -15,6 +15,7 @@ import numbers
 from typing import Any
 
 from models.families import FAMILIES
+from models.media_config import AudioConfig, ResamplerConfig, TableConfig
 
 LARGEST = {
     "vocab_size": 1 << 24, "d_model": 1 << 20, "n_layers": 1 << 12, "n_heads": 1 << 14, "n_kv_heads": 1 << 14,
@@ -171,6 +172,10 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     mrope_sections: tuple[int, ...] | None = None  # Qwen2.5-VL: pairs of channels that rotate by time, row and column
     vision: VisionConfig | None = None
+    audio: AudioConfig | None = None
+    table: TableConfig | None = None
+    resampler: ResamplerConfig | None = None  # fuses the embeddings of all media before they enter the sequence
+    media_id: int | None = None  # placeholder of sounds and tables, if the model has no encoder of images
 
     def __post_init__(self):
         known = isinstance(self.family, str) and self.family in FAMILIES
@@ -220,6 +225,19 @@ class ModelConfig:
             for name in ("image_id", "start_id", "end_id"):
                 value = getattr(vision, name)
                 _check(f"vision.{name}", value, (value or 0) < self.vocab_size, f"< vocab_size, {self.vocab_size}")
+        for name, kind in (("audio", AudioConfig), ("table", TableConfig), ("resampler", ResamplerConfig)):
+            value = getattr(self, name)
+            _check(name, value, value is None or isinstance(value, kind), f"None or a {kind.__name__}")
+        known, others = self.media_id, self.audio or self.table
+        right = known is None or ((is_whole(known) or known == 0) and known < self.vocab_size)
+        _check("media_id", known, right, f"None or a token id < vocab_size, {self.vocab_size}")
+        _check("media_id", known, vision is None or known is None, "None if vision is set, which has an image_id")
+        _check("media_id", known, not others or self.placeholder is not None, "set for an encoder of sounds or tables")
+
+    @property
+    def placeholder(self) -> int | None:
+        """Token id of a placeholder of any medium; None for a model of text."""
+        return self.media_id if self.vision is None else self.vision.image_id
 
     @property
     def learned_positions(self) -> int | None:
@@ -231,7 +249,7 @@ class ModelConfig:
 
     @property
     def n_params(self) -> int:
-        """Number of parameters, computed from the shapes."""
+        """Number of parameters of the decoder and the encoder of images."""
         sizes = {path: math.prod(shape) for path, (shape, _) in FAMILIES.get(self.family).leaves(self).items()}
         return sum(size * (self.depth_of(path) or 1) for path, size in sizes.items())
 
@@ -239,4 +257,5 @@ class ModelConfig:
         """Return the number of layers over which a parameter is stacked, or None."""
         if path.startswith("layers/"):
             return self.n_layers
-        return self.vision.n_layers if self.vision is not None and path.startswith("vision/layers/") else None
+        encoder = getattr(self, path.split("/")[0]) if "/layers/" in path else None
+        return None if encoder is None else encoder.n_layers

@@ -138,11 +138,12 @@ def to_rgb(image: np.ndarray) -> np.ndarray:
     return np.repeat(image[..., :1], 3, axis=2) if image.shape[2] < 3 else image[..., :3]
 
 
-def read_image(source: str | Path | bytes) -> np.ndarray:
+def read_image(source: str | Path | bytes, most_pixels: int = MOST_PIXELS) -> np.ndarray:
     """Read a PNG, JPEG, WebP or BMP file and return uint8 [H, W, 3].
 
     Args:
         source: Path or contents of the file.
+        most_pixels: Maximum number of pixels, which is checked before they are decoded.
     """
     try:
         from PIL import Image
@@ -151,8 +152,8 @@ def read_image(source: str | Path | bytes) -> np.ndarray:
     name = "the image" if isinstance(source, bytes) else str(source)
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as file:
-            if file.width * file.height > MOST_PIXELS:
-                raise ValueError(f"{file.width} × {file.height} pixels, but must have at most {MOST_PIXELS:,}")
+            if file.width * file.height > most_pixels:
+                raise ValueError(f"{file.width} × {file.height} pixels, but must have at most {most_pixels:,}")
             return np.asarray(file.convert("RGB"))
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         if isinstance(error, FileNotFoundError):

@@ -8,6 +8,8 @@ of L fused trees (decoding); see `Model.unstack`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +17,22 @@ from flax import nnx
 
 from models import decoder, lora
 from models.attention import Attend, conversation_mask, default_kernel
+from models.audio import AudioEncoder
 from models.cache import Cache
 from models.config import ModelConfig
 from models.families import FAMILIES
 from models.layouts import Branches, Conversations, Packed
 from models.media import Media, check_shapes
+from models.resampler import Resampler
 from models.stack import Stack, rematerialized
+from models.structured import TableEncoder
 from models.vision import Encoder
 
 REMAT = ("none", "full", "dots")
+ENCODERS: dict[str, Callable[..., Stack]] = dict(
+    vision=Encoder, audio=AudioEncoder, table=TableEncoder, resampler=Resampler
+)
+"""Encoders of media by field of `ModelConfig`; the order is part of the random initialization."""
 
 
 class Model:
@@ -43,7 +52,14 @@ class Model:
         self._block_def = self._stack.block_def
         fused = nnx.eval_shape(lambda: family.block(cfg, nnx.Rngs(0), jnp.float32, fused=True))
         self._fused_def = nnx.split(fused)[0]
-        self.vision = None if cfg.vision is None else Encoder(cfg.vision, cfg.d_model)
+        self.encoders: dict[str, Stack] = {
+            name: kind(getattr(cfg, name), cfg.d_model) for name, kind in ENCODERS.items() if getattr(cfg, name)
+        }
+
+    @property
+    def vision(self) -> Encoder | None:
+        """The encoder of images."""
+        return cast("Encoder | None", self.encoders.get("vision"))
 
     def __hash__(self):
         return hash(self.cfg)
@@ -53,10 +69,9 @@ class Model:
 
     def init(self, key: jax.Array, dtype=jnp.float32) -> dict:
         """Return random parameters with stacked layers."""
-        params = self._stack.init(key, dtype)
-        if self.vision is None:
-            return params
-        return {**params, "vision": self.vision.init(jax.random.fold_in(key, 1), dtype)}
+        keys = {name: jax.random.fold_in(key, 1 + list(ENCODERS).index(name)) for name in self.encoders}
+        own = {name: encoder.init(keys[name], dtype) for name, encoder in self.encoders.items()}
+        return {**self._stack.init(key, dtype), **own}
 
     def abstract(self, dtype=jnp.float32) -> dict:
         """Return the shapes of the stacked parameters without allocating them."""
@@ -64,8 +79,12 @@ class Model:
 
     def axes(self) -> dict:
         """Return the axis letters of every stacked parameter."""
-        letters = self._stack.axes()
-        return letters if self.vision is None else {**letters, "vision": self.vision.axes()}
+        return {**self._stack.axes(), **{name: encoder.axes() for name, encoder in self.encoders.items()}}
+
+    @property
+    def n_params(self) -> int:
+        """Number of parameters of the decoder and all encoders."""
+        return sum(x.size for x in jax.tree.leaves(self.abstract()))
 
     def unstack(self, params: dict, dtype=jnp.bfloat16, fuse: bool = True) -> dict:
         """Return parameters for decoding: cast, one tree per layer, q/k/v and gate/up fused.

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from models.config import ModelConfig, RopeScaling, VisionConfig
+from models.media_config import AudioConfig, ResamplerConfig, TableConfig
 
 KIBI = 1024
 
@@ -61,6 +62,14 @@ def _tiny() -> Iterator[Entry]:
     yield Entry("tiny", config, None, "chatml")
     tower = VisionConfig(n_layers=1, d_model=32, n_heads=2, d_ff=64, image_id=261)
     yield Entry("tiny-vl", dataclasses.replace(config, vision=tower), None, "chatml")
+    media = dataclasses.replace(
+        config, vision=tower,
+        audio=AudioConfig(n_layers=1, d_model=32, n_heads=2, d_ff=64, n_mels=32, max_frames=512),
+        table=TableConfig(n_layers=1, d_model=32, n_heads=2, d_ff=64, n_columns=2),
+    )  # fmt: skip
+    yield Entry("tiny-media", media, None, "chatml")
+    resampler = ResamplerConfig(n_layers=2, n_heads=4, d_ff=128, n_queries=4)
+    yield Entry("tiny-media-cross", dataclasses.replace(media, resampler=resampler), None, "chatml")
 
 
 def _qwen25() -> Iterator[Entry]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import functools
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ Message = dict[str, Any]
 """{"role", "content"} with strings, and "tool_calls" if an assistant has called tools, as chat templates expect."""
 
 MARK = "kjqxzv0vzxqjk"
+IMAGE = f"kjqxz{secrets.token_hex(8)}zxqjk"
+"""Text in the place of an image, which no client can know."""
 SHORT = 8192
 """Length, in characters, of texts that are tokenized in the event loop. It takes a millisecond or two."""
 FEW = 64
@@ -48,9 +51,19 @@ class Renderer:
         self._known_ids = functools.lru_cache(REMEMBERED)(lambda text: array.array("i", tokenizer.encode(text)))
         self._control = re.compile("|".join(re.escape(t) for t in sorted(control, key=len, reverse=True)) or "(?!)")
 
-    def opening(self, messages: Sequence[Message], tools: Sequence[dict] = (), options: Mapping | None = None):
-        """Return the token ids of a full conversation up to the next completion."""
-        return self._ids(self._text(messages, tools, options))
+    def opening(
+        self, messages: Sequence[Message], tools: Sequence[dict] = (), options: Mapping | None = None, image: str = ""
+    ) -> list[int]:
+        """Return the token ids of a full conversation up to the next completion.
+
+        Args:
+            messages: Messages of the conversation, with `IMAGE` in the place of each image.
+            tools: Tools in OpenAI's format.
+            options: Options of the chat template.
+            image: Special tokens of an image, as text; "" without images.
+        """
+        text = self._text(messages, tools, options)
+        return self._ids(text.replace(IMAGE, image) if image else text)
 
     def continuation(
         self, messages: Sequence[Message], known: int, tools: Sequence[dict] = (), options: Mapping | None = None

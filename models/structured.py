@@ -8,8 +8,6 @@ embeddings.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,42 +15,8 @@ from flax import nnx
 
 from models.decoder import param, rms_norm
 from models.exact_sums import add_bias
+from models.media_config import TableConfig
 from models.stack import Stack, rematerialized
-
-
-@dataclasses.dataclass(frozen=True)
-class TableConfig:
-    """The shape of an encoder of tables and graphs.
-
-    Attributes:
-        n_layers: Number of layers.
-        d_model: Width.
-        n_heads: Number of attention heads.
-        d_ff: Width of the feed-forward network.
-        n_columns: Number of numbers of a row or node.
-        n_frequencies: Number of frequencies that encode a number; the period doubles from one to the next.
-        shortest: Shortest period.
-        norm_eps: Epsilon of the norms.
-    """
-
-    n_layers: int
-    d_model: int
-    n_heads: int
-    d_ff: int
-    n_columns: int
-    n_frequencies: int = 8
-    shortest: float = 0.5
-    norm_eps: float = 1e-6
-
-    def __post_init__(self):
-        for name in ("n_layers", "d_model", "n_heads", "d_ff", "n_columns", "n_frequencies"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"table.{name} is {value!r}, but must be an integer >= 1")
-        if self.d_model % self.n_heads:
-            raise ValueError(f"table.d_model is {self.d_model}, but must be a multiple of n_heads: {self.n_heads}")
-        if not self.shortest > 0:
-            raise ValueError(f"table.shortest is {self.shortest}, but must be > 0")
 
 
 class TableBlock(nnx.Module):
@@ -89,7 +53,7 @@ class TableEnds(nnx.Module):
         self.embed = param(rngs, (features, cfg.d_model), ("F", "D"), features**-0.5, dtype)
         self.embed_bias = param(rngs, (cfg.d_model,), ("D",), 0, dtype)
         self.norm = param(rngs, (cfg.d_model,), ("D",), None, dtype)
-        self.project = param(rngs, (cfg.d_model, width), ("F", "D"), cfg.d_model**-0.5, dtype)
+        self.project = param(rngs, (cfg.d_model, width), ("F", "D"), 0.02 * cfg.d_model**-0.5, dtype)
         self.project_bias = param(rngs, (width,), ("D",), 0, dtype)
 
     def start(self, rows, dtype):

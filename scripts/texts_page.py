@@ -28,6 +28,7 @@ FORMS = {
     "pursuit, local view": dict(name="pursuit", view="local"),
     "warehouse": dict(name="warehouse"),
     "warehouse, local view": dict(name="warehouse", view="local"),
+    "lookup": dict(name="lookup"),
 }
 HEAD = f"""# Texts
 

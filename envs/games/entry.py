@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import jax
 
 from envs.games.game import Bot, Game, State
-from envs.games.picture import Picture
+from envs.games.medium import Medium
 from envs.games.text import Text
 from registries import Registry
 
@@ -76,8 +76,8 @@ class GameEntry(Generic[GameT]):
         text: Function `text(game, style)` that returns the prompts and action names that models read and write.
         draw: Functions `board` and `svg` that draw a position for users. Games that hide cells from a seat also pass
             them `visible`, bool [C]. An optional function `targets` maps actions to clickable areas of the drawing.
-        picture: Function `picture(game, style)` that returns the drawing for models that see, or None. It contains the
-            same facts as the board of the text in this style.
+        medium: Function `medium(game, style)` that returns the picture or other media for models that read them, or
+            None. They contain the same facts as the board of the text in this style.
         bots: Bot factories by name, the best bot last.
         symmetry: Factory of the symmetries for self-play augmentation, or None.
         level_params: Parameters that choose the levels. A policy can be evaluated on levels of another size or kind.
@@ -88,7 +88,7 @@ class GameEntry(Generic[GameT]):
     rules: type[GameT]
     text: Callable[[GameT, str], Text]
     draw: Drawing
-    picture: Callable[[GameT, str], Picture] | None = None
+    medium: Callable[[GameT, str], Medium] | None = None
     bots: Mapping[str, Callable[[GameT], Bot]] = dataclasses.field(default_factory=dict)
     symmetry: Callable[[GameT], Symmetries] | None = None
     level_params: frozenset[str] = frozenset()
@@ -108,3 +108,4 @@ GAMES.add("sokoban", "envs.games.sokoban:GAME")
 GAMES.add("sudoku", "envs.games.sudoku:GAME")
 GAMES.add("pursuit", "envs.games.pursuit:GAME")
 GAMES.add("warehouse", "envs.games.warehouse:GAME")
+GAMES.add("lookup", "envs.games.lookup:GAME")

@@ -15,12 +15,10 @@ A seat sees in its picture what it reads in the text: hidden cards, cells and mo
 Axis letters: C cells of a picture, row by row; H and W its height and width in pixels.
 """
 
-import base64
 import dataclasses
 import functools
-import struct
-import zlib
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +26,8 @@ import numpy as np
 
 from envs.games import glyphs
 from envs.games.game import Game, State
+from envs.games.medium import Medium
+from envs.games.medium import png as png
 from envs.games.roles import puzzle_state
 
 CELL, PATCH, FRAMES = 28, 14, 2
@@ -75,7 +75,7 @@ HIDDEN_TILE = Tile(HIDDEN, DARK, SHADE)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Picture:
+class Picture(Medium):
     """Drawing of a game for the seats that read it.
 
     Attributes:
@@ -88,8 +88,10 @@ class Picture:
     tiles: tuple[Tile, ...]
     cells: Callable[[State, jax.Array], jax.Array]
 
+    encoder: ClassVar[str] = "vision"
+
     @property
-    def n_cells(self) -> int:
+    def n_codes(self) -> int:
         """C: number of cells, and of tokens of an encoded picture."""
         return self.shape[0] * self.shape[1]
 
@@ -122,10 +124,6 @@ class Picture:
         repeated = np.repeat(split[:, :, :, :, None], FRAMES, axis=4)
         return np.ascontiguousarray(repeated.reshape(len(self.tiles), sides**2, -1))
 
-    def codes(self, state: State, seat: jax.Array | int) -> jax.Array:
-        """Return the tile of each cell as `seat` sees the position: uint8 or uint16 [C]."""
-        return self.cells(state, jnp.asarray(seat, jnp.int32)).reshape(self.n_cells).astype(self.dtype)
-
     def pixels(self, codes: jax.Array) -> jax.Array:
         """Draw codes [C] inside jit: uint8 [H, W, 3]."""
         drawn = jnp.asarray(self.tile_pixels)[codes].reshape(*self.shape, CELL, CELL, 3)
@@ -147,18 +145,6 @@ class Picture:
             drawn[top : top + CELL, left : left + CELL] = self.tile_pixels[code]
         return drawn
 
-    def file(self, state: State, seat: int) -> bytes:
-        """Draw a position as a PNG file (host only)."""
-        return png(self.host_pixels(jax.device_get(self._jitted(state, jnp.int32(seat)))))
-
-    def uri(self, state: State, seat: int) -> str:
-        """Draw a position as a data URI of a PNG file (host only)."""
-        return "data:image/png;base64," + base64.b64encode(self.file(state, seat)).decode()
-
-    @functools.cached_property
-    def _jitted(self) -> Callable[[State, jax.Array], jax.Array]:
-        return jax.jit(self.codes)
-
 
 def grid_picture(game: Game, shape: tuple[int, int], tiles: Sequence[Tile], cells: Callable[..., jax.Array]) -> Picture:
     """Return the picture of a board whose cells a seat may not all see.
@@ -176,16 +162,6 @@ def grid_picture(game: Game, shape: tuple[int, int], tiles: Sequence[Tile], cell
         return codes if visible is None else jnp.where(visible, codes, len(tiles))
 
     return Picture(shape, (*tiles, HIDDEN_TILE), seen)
-
-
-def png(pixels: np.ndarray) -> bytes:
-    """Encode pixels, uint8 [H, W, 3], as a PNG file."""
-    height, width, _ = pixels.shape
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
-    parts = (struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def _rgb(color: str) -> tuple[int, ...]:

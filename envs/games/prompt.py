@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.game import State
-from envs.games.picture import Picture
+from envs.games.medium import Medium
 from envs.games.template import Compiled, Rendered, join
 
 
@@ -57,8 +57,8 @@ class PromptText(Protocol):
         ...
 
     @property
-    def picture(self) -> Picture | None:
-        """Drawing whose place is in the prompt, or None."""
+    def medium(self) -> Medium | None:
+        """Picture or other medium whose place is in the prompt, or None."""
         ...
 
     @property
@@ -132,8 +132,8 @@ class Prompt:
         return self.compiled_opening.template.text(jax.device_get(self._jitted_opening(state, jnp.int32(seat))))
 
     def image(self, state: State, seat: int) -> str:
-        """Return the picture in `opening` as a data URI (host only); "" without one."""
-        return "" if self.text.picture is None else self.text.picture.uri(state, seat)
+        """Return the media in `opening` as a data URI (host only); "" without any."""
+        return "" if self.text.medium is None else self.text.medium.uri(state, seat)
 
     def opening_indices(self, state: State, seat: jax.Array) -> jax.Array:
         """Return the indices of `opening`.

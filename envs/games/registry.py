@@ -6,7 +6,7 @@ from typing import Any
 
 from envs.games.entry import GAMES, Symmetries
 from envs.games.game import Game, check_choice
-from envs.games.picture import Picture
+from envs.games.medium import Medium
 from envs.games.puzzle import Puzzle
 from envs.games.roles import TwoRole
 from envs.games.text import STYLES, Text
@@ -65,13 +65,13 @@ def _fields(cls: type) -> set[str]:
     return {field.name for field in dataclasses.fields(cls) if field.init}
 
 
-def make_picture(game: Game, style: str = "full") -> Picture:
-    """Return the pictures of a game for models that see."""
+def make_medium(game: Game, style: str = "full") -> Medium:
+    """Return the picture or the other media of a game for models that read them."""
     if style not in STYLES:
         raise ValueError(f"text style is {style!r}, but must be one of: {', '.join(STYLES)}")
-    make = GAMES.get(game.name).picture
+    make = GAMES.get(game.name).medium
     if make is None:
-        raise ValueError(f"game is {game.name!r}, but it has no pictures. Define `picture` in its registry entry.")
+        raise ValueError(f"game is {game.name!r}, but it has no pictures. Define `medium` in its registry entry.")
     return make(game, style)
 
 

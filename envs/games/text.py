@@ -32,17 +32,19 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs.games import answers
 from envs.games.borders import Encoder, MergeError, Tokenizer
 from envs.games.game import Game, State
-from envs.games.picture import Picture
+from envs.games.medium import Medium
 from envs.games.prompt import History, Prompt
 from envs.games.template import Compiled, Fixed, Image, Piece, Table, Template, check_neighbors, token_table
 
 STYLES = ("full", "compact", "brief")
 CONTEXTS = ("turn", "history")
 OBSERVATIONS = ("text", "image", "both")
+MEDIA_ORDERS = ("interleaved", "prepended")
 HOW = "Answer with "
 REASONED = 'Begin with "Reason:" and say in one or two sentences what your options do. Then write "Answer:" and '
 """Replacement of HOW in questions that ask for reasoning. `answers.py` reads the action after the mark.
@@ -114,7 +116,8 @@ class Text:
         marked: Whether the questions ask for a mark before the answer (`answers.py`), so that only a name after a mark
             counts.
         board: Number of pieces at the start of `observation` that a picture replaces; None for all.
-        picture: Drawing whose place is in the prompt, or None.
+        spans: First and last piece + 1 of `observation` that each of several media replaces; () for one picture.
+        medium: Picture or other medium whose place is in the prompt, or None.
     """
 
     game: Game
@@ -131,7 +134,8 @@ class Text:
     others: tuple["Text", ...] = ()
     marked: bool = False
     board: int | None = None
-    picture: Picture | None = None
+    spans: tuple[tuple[int, int], ...] = ()
+    medium: Medium | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "asks", self.asks or self.questions)
@@ -169,25 +173,41 @@ class Text:
         questions = (q if HOW in q else f"{q} {HOW}the name of an action." for q in self.questions)
         return dataclasses.replace(self, questions=tuple(q.replace(HOW, REASONED) for q in questions), marked=True)
 
-    def with_picture(self, picture: Picture, place: str, observation: str) -> "Text":
-        """Return a copy with the place of a picture at the start of the observation.
+    def with_media(
+        self, medium: Medium, places: Sequence[str], observation: str = "image", order: str = "interleaved"
+    ) -> "Text":
+        """Return a copy with the places of pictures or other media in the observation.
 
         Args:
-            picture: Drawing of the game in this style.
-            place: Special tokens of the model, one for each cell of the picture.
-            observation: "image" if the picture replaces the board, "both" if it precedes it.
+            medium: What the game shows in this style.
+            places: Special tokens of the model, one for each embedding: a text for each medium, or one for all.
+            observation: "image" if media replace their text, "both" if they precede the complete text.
+            order: One of `MEDIA_ORDERS`. Media of a single place are always prepended.
         """
         if observation not in OBSERVATIONS[1:]:
             raise ValueError(f"observation is {observation!r}, but must be one of: {', '.join(OBSERVATIONS[1:])}")
         pieces, indices = self.observation.pieces, self.indices
-        board = 0 if observation == "both" else len(pieces) if self.board is None else self.board
-        drawn = len(Template(pieces[:board]).tables)
+        spans = self.spans or ((0, len(pieces) if self.board is None else self.board),)
+        replaced = {i for start, end in spans for i in range(start, end)} if observation == "image" else set()
+        interleaved = order == "interleaved" and observation == "image" and len(places) == len(spans)
+        at = {start: place for (start, _), place in zip(spans, places, strict=True)} if interleaved else {}
+        shown: list[Piece] = [] if interleaved else [Image(place) for place in places]
+        kept, tables = [], 0
+        for i, piece in enumerate(pieces):
+            if i in at:
+                shown.append(Image(at[i]))
+            if i not in replaced:
+                shown.append(piece)
+            if isinstance(piece, Table):
+                kept += [tables] * (i not in replaced)
+                tables += 1
         return dataclasses.replace(
             self,
-            observation=Template((Image(place), *pieces[board:])),
-            indices=lambda state, seat: jnp.asarray(indices(state, seat))[drawn:],
-            others=tuple(other.with_picture(picture, place, observation) for other in self.others),
-            picture=picture,
+            observation=Template(tuple(shown)),
+            indices=lambda state, seat: jnp.asarray(indices(state, seat))[np.asarray(kept, np.int32)],
+            others=tuple(other.with_media(medium, places, observation, order) for other in self.others),
+            spans=(),
+            medium=medium,
         )
 
     def parse(self, answer: str | bytes, legal: Sequence[bool] | None = None) -> int | None:

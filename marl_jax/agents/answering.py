@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl_jax.agents import critics, pictures
+from marl_jax.agents import critics, prompt_media
 from marl_jax.agents.answers import DecodeInputs
 from marl_jax.agents.policy import Policy
 from models import cache as kv
@@ -65,7 +65,7 @@ def act(
         central: Tokens and lengths for a central critic.
         candidates: Number K of completions per prompt. Each prompt is prefilled once, and rows b·K … b·K + K − 1 of the
             decision belong to prompt b.
-        media: [B, C], tile codes of the pictures in the prompts; None for text.
+        media: [B, C], codes of the media in the prompts; None for text.
     """
     adapters = policy.adapters(prepared, ids)
     last, cache = _read_prompts(policy, prepared, tokens, lengths, adapters, media)
@@ -120,7 +120,7 @@ def _read_prompts(policy: Policy, prepared, tokens, lengths, adapters, media):
     One-token completions need no cache. Then the weights stay stacked, which compiles several times faster.
     """
     batch, time = tokens.shape
-    seen = pictures.inputs(policy, prepared["model"], media, tokens, len(policy.prefix) + jnp.arange(time))
+    seen = prompt_media.inputs(policy, prepared["model"], media, tokens, len(policy.prefix) + jnp.arange(time))
     read = functools.partial(policy.model.forward, prepared["model"], adapters=adapters, dtype=policy.dtype, **seen)
     slots = len(policy.prefix) + time + policy.width
     if not policy.decodes:
@@ -198,7 +198,7 @@ def values_at_prompt(
         (tokens, lengths), prefix = central, None
     assert tokens is not None
     position = len(policy.prefix) + jnp.arange(tokens.shape[1])
-    seen = pictures.inputs(policy, prepared["critic"]["model"], media, tokens, position)
+    seen = prompt_media.inputs(policy, prepared["critic"]["model"], media, tokens, position)
     last = critics.trunk(policy.model, prepared["critic"], tokens, lengths, policy.dtype, prefix=prefix, **seen)
     return critics.read(prepared["critic"], last)
 

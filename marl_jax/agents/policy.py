@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs.games.picture import Picture
+from envs.games.medium import Medium
 from marl_jax.agents import critics
 from marl_jax.agents.answers import CompletionFormat
 from models import lora, sharding
@@ -67,7 +67,7 @@ class Policy:
         simultaneous: Whether the seats of the game move simultaneously.
         on_host: Whether completions come from a batcher, which does not evaluate the critic. The learner then fills in
             the values.
-        picture: Drawing of the game in prompts with pictures; None for text.
+        medium: Pictures, sounds or tables in prompts; None for text.
     """
 
     model: Model
@@ -86,7 +86,7 @@ class Policy:
     n_seats: int = 1
     simultaneous: bool = False
     on_host: bool = False
-    picture: Picture | None = None
+    medium: Medium | None = None
 
     @property
     def width(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl_jax.agents import critics, packing, pictures
+from marl_jax.agents import critics, packing, prompt_media
 from marl_jax.agents.answers import Constrained
 from marl_jax.agents.policy import Policy
 from marl_jax.samples import Samples
@@ -112,7 +112,7 @@ def magnet_logps(policy: Policy, weights: dict, *samples: Any) -> jax.Array:
 def before_answers(policy: Policy, params: dict, samples: Samples, adapters: lora.Lora | None) -> jax.Array:
     """Compute the hidden states [N, X, D] that predict the completion tokens."""
     read = _reader(policy, params, adapters)
-    seen = pictures.inputs(policy, params, samples.media, samples.tokens, samples.positions)
+    seen = prompt_media.inputs(policy, params, samples.media, samples.tokens, samples.positions)
     if samples.segment is None and samples.branch is None:
         hidden = read(samples.tokens, lengths=samples.lengths, adapters=adapters, **seen)
     else:
@@ -230,7 +230,7 @@ def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing
     in_rows = lambda x: move(x.reshape(n, -1), back, there)  # noqa: E731
     given = dict(positions=in_rows(samples.positions), layout=layout, adapters=adapters)
     if samples.media is not None:
-        given |= _packed_pictures(policy, weights["model"], samples, in_rows, slots)
+        given |= _packed_media(policy, weights["model"], samples, in_rows, slots)
     hidden = read(in_rows(samples.tokens), **given)
     said = jnp.where(filled, packing.answer_sizes(samples), 0).reshape(n, slots)
     there, back = Packed(rows.answer_starts, said, samples.width).places(rows.answer_room)
@@ -242,9 +242,9 @@ def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing
     return scored, before, lambda x: move(x, there, back).reshape(samples.targets.shape)
 
 
-def _packed_pictures(policy: Policy, params: dict, samples: Samples, in_rows, slots: int) -> dict[str, Any]:
-    """Return the arguments of `pictures.inputs` for packed rows, each with the pictures of its slots."""
-    seen = pictures.inputs(policy, params, samples.media, samples.tokens, samples.positions)
+def _packed_media(policy: Policy, params: dict, samples: Samples, in_rows, slots: int) -> dict[str, Any]:
+    """Return the arguments of `prompt_media.inputs` for packed rows, each with the media of its slots."""
+    seen = prompt_media.inputs(policy, params, samples.media, samples.tokens, samples.positions)
     media: Media = seen["media"]
     cells = media.embeddings.shape[1]
     slot = jnp.arange(samples.n)[:, None] % slots

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from envs.games.picture import Picture
+from envs.games.medium import Medium
 from envs.games.template import join
 from envs.games.text import Prompt
 from marl_jax.agents import answering
@@ -207,9 +207,9 @@ class Team:
         return self.backbones[0].policy.critic
 
     @property
-    def picture(self) -> Picture | None:
-        """Drawing of the game, which all backbones share; None if prompts are text."""
-        return self.backbones[0].policy.picture
+    def medium(self) -> Medium | None:
+        """Media in prompts, which all backbones share; None for text."""
+        return self.backbones[0].policy.medium
 
     @property
     def prompts(self) -> Prompts:

@@ -137,7 +137,7 @@ class _Terminal:
                     self.list_legal()
                 case ["prompt"]:
                     self.write(self.table.prompt_text(self.table.mover))
-                    if self.table.prompt.text.picture is not None:
+                    if self.table.prompt.text.medium is not None:
                         self.write("`image FILE` writes the picture in this prompt.")
                 case ["svg", *path]:
                     self.draw(" ".join(path))
@@ -174,7 +174,7 @@ class _Terminal:
 
     def draw_picture(self, path: str) -> None:
         """Write the picture in the prompt to a PNG file."""
-        picture = self.table.prompt.text.picture
+        picture = self.table.prompt.text.medium
         if picture is None:
             self.write("The prompt has no picture; set env.observation to 'image' or 'both'.")
         elif not path:

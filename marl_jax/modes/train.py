@@ -218,7 +218,7 @@ def log_start(setup: Setup, workdir: Path, restored: Restored | None, monitor: M
     config = setup.config
     if restored is None:
         for backbone in setup.backbones:
-            size = f"{backbone.model.cfg.n_params:,}"
+            size = f"{backbone.model.n_params:,}"
             log.info("%s plays %s: %s parameters", backbone.config.name, " and ".join(backbone.policies), size)
         log.info("new run in %s", workdir)
         return

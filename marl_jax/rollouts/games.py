@@ -402,7 +402,7 @@ class Seen:
         lengths: int32 [B]. Lengths of the prompts.
         skip: int32 [B]. Length of the common prefix.
         legal: bool [B, A]. Legal actions.
-        media: [B, C]. Tile codes of the pictures in the prompts; None for text.
+        media: [B, C]. Codes of the media in the prompts; None for text.
     """
 
     seat: jax.Array
@@ -423,8 +423,8 @@ def look(
     prompts, lengths = jax.vmap(team.prompts.opening)(view, seat, policy)
     room = row_length(prompts.shape[1], team.width) - prompts.shape[1]
     prompts = constrain(jnp.pad(prompts, ((0, 0), (0, room))), "BT")
-    legal, picture = jax.vmap(game.legal)(view), team.picture
-    media = None if picture is None else jax.vmap(picture.codes)(view, seat)
+    legal, medium = jax.vmap(game.legal)(view), team.medium
+    media = None if medium is None else jax.vmap(medium.codes)(view, seat)
     return Seen(seat, through, policy, view, prompts, lengths, team.prompts.skip(policy), legal, media)
 
 

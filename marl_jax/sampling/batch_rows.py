@@ -19,6 +19,7 @@ from marl_jax.sampling import decode
 from marl_jax.sampling.compiling import CompileClock, CompiledPrograms
 from marl_jax.sampling.conversation import round_up
 from marl_jax.sampling.engine import Engine
+from marl_jax.sampling.images import ImageInputs
 from marl_jax.sampling.pages import PagePool
 from marl_jax.sampling.placing import Line, Part
 from marl_jax.sampling.programs import Lines, RowBatch
@@ -157,13 +158,17 @@ class BatchRows:
         """Prefill the lines of each part, padded to `count` lines."""
         batch = Lines(
             np.zeros((count, self.line), np.int32), np.zeros((count,), np.int32), np.zeros((count,), np.int32),
-            self._empty_table(count), np.zeros((count,), np.int32),
+            self._empty_table(count), np.zeros((count,), np.int32), self._empty_images(count),
         )  # fmt: skip
         for d, own in enumerate(lines):
             for at, line in enumerate(own, d * (count // len(self.parts))):
                 n = len(line.tokens)
                 batch.tokens[at, :n], batch.lengths[at], batch.starts[at] = line.tokens, n, line.start
                 batch.table[at, : len(line.pages)], batch.adapter_ids[at] = line.pages, line.policy
+                if batch.images is not None and batch.images.positions is not None:
+                    assert self.engine.images is not None and isinstance(batch.images.positions, np.ndarray)
+                    positions = self.engine.images.positions(line.context)
+                    batch.images.positions[:, at, :n] = positions[:, line.start : line.start + n]
         run = self._program(("read", count), self.engine._read_lines)
         self._since = self._since or time.perf_counter()
         self.pages = run(self.engine.weights, self.pages, batch)
@@ -179,6 +184,14 @@ class BatchRows:
             run = self._program((program,), getattr(self.engine, program))
             self.pages = run(self.pages, *batch)
             pairs = [own[PAIRS:] for own in pairs]
+
+    def _empty_images(self, count: int) -> ImageInputs | None:
+        """Return the images of lines, with positions of padding; None for a model of text."""
+        if self.engine.images is None:
+            return None
+        mrope = self.engine.model.cfg.mrope_sections is not None
+        positions = np.zeros((3, count, self.line), np.int32) if mrope else None
+        return ImageInputs(self.engine.images.table, positions)
 
     def _empty_table(self, count: int) -> np.ndarray:
         """Return a page table of padding; it refers to a page of the same part."""
@@ -253,7 +266,8 @@ class BatchRows:
         stops = max(slots.stops(own) for slots, own in pairs)
         filters = any(slots.filters(own) for slots, own in pairs)
         vocab, share = self.engine.model.cfg.vocab_size, count // len(self.parts)
-        batches = [slots.batch(own, share, vocab, stops, filters) for slots, own in pairs]
+        mrope = self.engine.images is not None and self.engine.model.cfg.mrope_sections is not None
+        batches = [slots.batch(own, share, vocab, stops, filters, mrope) for slots, own in pairs]
         if any(batch.allowed is not None for batch in batches):
             batches = [_with_allowed(batch, vocab) for batch in batches]
         if filters and any(batch.filters.seen is not None for batch in batches):
@@ -283,7 +297,14 @@ class BatchRows:
         weights, pages, jobs = self.engine.weights, self.pages, {}
         for count in self._line_counts:
             zeros = np.zeros((count,), np.int32)
-            lines = Lines(np.zeros((count, self.line), np.int32), zeros, zeros, self._empty_table(count), zeros)
+            lines = Lines(
+                np.zeros((count, self.line), np.int32),
+                zeros,
+                zeros,
+                self._empty_table(count),
+                zeros,
+                self._empty_images(count),
+            )
             jobs["read", count] = self.engine._read_lines, (weights, pages, lines)
         reads = list(jobs)
         for count in self._row_counts:

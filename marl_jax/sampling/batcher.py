@@ -136,7 +136,9 @@ class Batcher:
         sampling = sampling or Sampling()
         self.check_request(ids, sampling, policy, n)
         self._ids += 1
-        request = Request(self._ids, np.asarray(ids, np.int32), policy, deadline, [None] * n)
+        prompt, images = np.asarray(ids, np.int32), self.engine.images
+        offset = images.offset(prompt) if images is not None and self.engine.model.cfg.mrope_sections else 0
+        request = Request(self._ids, prompt, policy, deadline, [None] * n, offset=offset)
         self._open[request.id] = request
         self._enqueue(samples_of(request, sampling))
         return request.id
@@ -144,7 +146,7 @@ class Batcher:
     def check_request(self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1) -> None:
         """Reject a request that can never be served. Thread-safe."""
         sampling = sampling or Sampling()
-        checks.check_prompts(self.engine.model.cfg, [ids], self.max_length)
+        checks.check_prompts(self.engine.model.cfg, [ids], self.max_length, self.engine.images)
         checks.check_policy(policy, self.engine.n_policies)
         if n < 1:
             raise ValueError(f"n is {n}, but must be >= 1")

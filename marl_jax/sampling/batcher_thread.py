@@ -33,6 +33,8 @@ from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
 
 if TYPE_CHECKING:  # server workers import the exceptions without JAX
+    import numpy as np
+
     from marl_jax.sampling.batcher import Batcher
 
 SWITCH = 0.0003
@@ -149,6 +151,17 @@ class BatcherThread:
         if on_tokens is not None:
             show = functools.partial(self._loops.call, asyncio.get_running_loop(), on_tokens)
         return await self._loops.wait_for(self.ask(ids, sampling, policy, n, deadline, show))
+
+    def hold_image(self, image: np.ndarray, policy: int = 0) -> tuple[list[int], Callable[[], None]]:
+        """Encode an image, uint8 [H, W, 3], in the caller's thread.
+
+        Returns:
+            Its token ids for a prompt of the policy, and a function to call when no request needs it any more.
+        """
+        engine = self.batchers[self._route(policy)[0]].engine
+        held = engine.hold_image(image)
+        assert engine.images is not None
+        return engine.images.ids(held), functools.partial(engine.images.release, held)
 
     def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5):
         """Call `Engine.top_logprobs` in the caller's thread."""

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from marl_jax.sampling.conversation import Conversation
+from marl_jax.sampling.images import Images
 from marl_jax.sampling.settings import Sampling
 from models.config import ModelConfig
 
@@ -18,8 +19,11 @@ def check_slots(cfg: ModelConfig, slots: int) -> None:
         raise ValueError(f"slots is {slots}, but must be 1 to {cfg.max_positions}, the positions of the model")
 
 
-def check_prompts(cfg: ModelConfig, prompts: Sequence[Sequence[int]], slots: int) -> None:
-    """Check that prompts exist, are not empty, and fit the cache and the vocabulary."""
+def check_prompts(cfg: ModelConfig, prompts: Sequence[Sequence[int]], slots: int, images: Images | None = None) -> None:
+    """Check that prompts exist, are not empty, and fit the cache and the vocabulary.
+
+    With `images`, ids after the vocabulary may refer to images that are held.
+    """
     if not len(prompts):
         raise ValueError("the batch is empty; pass at least one prompt")
     for i, prompt in enumerate(prompts):
@@ -27,7 +31,8 @@ def check_prompts(cfg: ModelConfig, prompts: Sequence[Sequence[int]], slots: int
             raise ValueError(f"prompt {i} is empty, but must have at least one token")
         if len(prompt) > slots:
             raise ValueError(f"prompt {i} has {len(prompt)} tokens, but the cache has {slots} slots")
-        _check_vocabulary(cfg, i, prompt)
+        if images is None or not images.known(prompt):
+            _check_vocabulary(cfg, i, prompt)
 
 
 def check_more(cfg: ModelConfig, conversation: Conversation, prompts: Sequence[Sequence[int]]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from marl_jax.sampling import checks, choice, decode
 from marl_jax.sampling.batch_settings import settings_for
 from marl_jax.sampling.conversation import Completion, Conversation, batch_bucket, pad_rows, round_up
+from marl_jax.sampling.images import HeldImage, Images
 from marl_jax.sampling.programs import Programs, Weights
 from marl_jax.sampling.settings import Sampling, with_seeds
 from models import lora
@@ -58,6 +59,7 @@ class Engine(Programs):
         self.bucket, self.chunk = bucket, chunk
         tensor = mesh.shape["tensor"] if mesh is not None else 1
         self.row_multiple = mesh.size // tensor if mesh is not None else 1
+        self.images = None if model.vision is None else Images(model, dtype)
         self._lay_out = self.jit(functools.partial(model.unstack, dtype=dtype, fuse=tensor == 1))
         self._lay_out_adapters = self.jit(functools.partial(lora.unstack, n_layers=model.cfg.n_layers, dtype=dtype))
         self.update(params, adapters, lora_scale)
@@ -78,6 +80,8 @@ class Engine(Programs):
         layers = None if adapters is None else self._lay_out_adapters(adapters)
         self.weights = Weights(params if unstacked else self._lay_out(params), layers, lora_scale)
         self.versions = [version] * self.n_policies
+        if self.images is not None:
+            self.images.forget()
 
     def set_weights(self, policy: int, weights: dict, version: int) -> None:
         """Set new weights of one policy, in the form described at `check_weights`."""
@@ -287,6 +291,12 @@ class Engine(Programs):
             time *= 2
         tokens, lengths = pad_rows([list(ids)], batch, min(time, self.model.cfg.max_positions))
         return tokens, lengths, np.full((batch,), policy, np.int32)
+
+    def hold_image(self, image: np.ndarray) -> HeldImage:
+        """Encode an image, uint8 [H, W, 3], and keep its embeddings until `Images.release`. Thread-safe."""
+        if self.images is None:
+            raise ValueError("the model has no encoder of images; it reads text only")
+        return self.images.hold(self.weights.params["vision"], image)
 
     def limit(self, slots: int) -> int:
         """Return the maximum number of tokens of a row for a requested number of slots."""

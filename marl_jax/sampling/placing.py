@@ -24,12 +24,14 @@ class Line:
         start: Position of the first token.
         pages: Pages of the context.
         policy: Index of the policy.
+        context: int32 [N], all tokens of the context.
     """
 
     tokens: np.ndarray
     start: int
     pages: Sequence[int]
     policy: int
+    context: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,7 +288,8 @@ class Part:
             first = read.next
             while read.next < len(read.tokens) and len(lines) < most:
                 end = min(read.next + width, len(read.tokens))
-                lines.append(Line(read.tokens[read.next : end], read.next, read.pages, read.request.policy))
+                own = read.tokens[read.next : end]
+                lines.append(Line(own, read.next, read.pages, read.request.policy, read.tokens))
                 read.next = end
             self.usage.read += read.next - first
             unread.difference_update(read.pages[first // size : read.next // size])

@@ -17,6 +17,7 @@ from marl_jax.devices.aot import compiler_options as options
 from marl_jax.sampling import choice, decode, draw
 from marl_jax.sampling.batch_settings import row_keys
 from marl_jax.sampling.decode import Array
+from marl_jax.sampling.images import ImageInputs
 from models import cache as kv
 from models import lora
 from models.cache import Cache
@@ -60,6 +61,7 @@ class Lines(Generic[Array]):
         lengths: int32 [B], tokens per line; 0 for padding.
         table: int32 [B, M], pages of the context.
         adapter_ids: int32 [B].
+        images: The images of all contexts; None for a model of text.
     """
 
     tokens: Array
@@ -67,6 +69,7 @@ class Lines(Generic[Array]):
     lengths: Array
     table: Array
     adapter_ids: Array
+    images: ImageInputs | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -85,6 +88,7 @@ class RowBatch(Generic[Array]):
         table: int32 [B, M], pages of each row.
         filters: See `decode.Settings`.
         allowed: See `decode.Settings`.
+        offset: int32 [B], next position minus the number of tokens, for a model with mRoPE; otherwise None.
     """
 
     token: Array
@@ -97,6 +101,7 @@ class RowBatch(Generic[Array]):
     table: Array
     filters: decode.Filters[Array] | None = None
     allowed: Array | None = None
+    offset: Array | None = None
 
 
 def last(hidden: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -300,6 +305,8 @@ class Programs:
         """Prefill lines into pages."""
 
         def run(weights, pages, lines: Lines[jax.Array]):
+            images, vocab = lines.images, self.model.cfg.vocab_size
+            seen = {} if images is None else images.arguments(lines.tokens, vocab)
             _, cache = self.model.forward(
                 weights.params,
                 lines.tokens,
@@ -307,6 +314,7 @@ class Programs:
                 cache=Cache(pages, lines.starts, lines.table),
                 adapters=weights.lora(lines.adapter_ids),
                 dtype=self.dtype,
+                **seen,
             )
             assert cache is not None
             return spread(cache.layers)
@@ -320,7 +328,7 @@ class Programs:
         def run(weights, pages, rows: RowBatch[jax.Array], steps):
             zeros, filters = jnp.zeros_like(rows.token), rows.filters
             state = decode.Rows(
-                Cache(pages, rows.lengths, rows.table),
+                Cache(pages, rows.lengths, rows.table, rows.offset),
                 rows.token,
                 zeros,
                 jnp.where(rows.budget > 0, decode.GOING, decode.LENGTH).astype(jnp.int32),

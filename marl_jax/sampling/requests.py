@@ -14,6 +14,10 @@ OnTokens = Callable[[int, Completion], None]
 """Called with k and the new tokens of sample k of a request, a `Completion` with the finish reason "going"."""
 
 
+class ImagesInUse(RuntimeError):
+    """The images of running requests leave no room for another one."""
+
+
 @dataclasses.dataclass(eq=False)
 class Request:
     """n samples of one prompt.
@@ -28,6 +32,7 @@ class Request:
         ended: "cancelled", or None. Its rows are freed before the next chunk.
         unplaced: Number of samples that wait for a row and have no tokens, which share one prefill.
         on_tokens: Called after a chunk with new tokens, or None.
+        offset: Next position after the prompt minus its length, not 0 after images of a model with mRoPE.
     """
 
     id: int
@@ -39,6 +44,7 @@ class Request:
     ended: str | None = None
     unplaced: int = 0
     on_tokens: OnTokens | None = None
+    offset: int = 0
 
     def overdue(self, now: float) -> str | None:
         """Return why the request has to end now, or None."""

@@ -33,6 +33,7 @@ class Slots:
         lengths: int32, tokens in the cache.
         budget: int32, tokens that may still be generated.
         most: int32, tokens in the cache when the full budget is used.
+        offset: int32, next position minus the number of tokens.
         table: int32 [rows, M], pages of each row.
         n_pages: int32, number of its pages.
         written: int32, tokens generated since the sample got its row.
@@ -50,7 +51,7 @@ class Slots:
         self._token, self._adapter_ids, self._seeds = column(), column(), column(np.uint32)
         self._temperature, self._top_p, self._penalty = (column(np.float32) for _ in range(3))
         self._top_k, self._filters, self._stop_width = column(), column(bool), column()
-        self._stop_strings = column(bool)
+        self._stop_strings, self.offset = column(bool), column()
         self._stop_ids = np.full((rows, PLAIN_STOPS), -1, np.int32)
         self._tokens = np.zeros((rows, longest + chunk), np.int32)
         self._logps = np.zeros((rows, longest + chunk), np.float32)
@@ -75,6 +76,7 @@ class Slots:
         self.most[slot] = sample.most
         self.table[slot, : len(pages)], self.n_pages[slot] = pages, len(pages)
         self._token[slot] = sample.tokens[-1] if len(sample.tokens) else sample.request.prompt[-1]
+        self.offset[slot] = sample.request.offset
         self._adapter_ids[slot], self._seeds[slot] = sample.request.policy, sampling.seed
         self._temperature[slot], self._filters[slot] = sampling.temperature, sampling.filters
         self.bound[slot] = sample.constraint is not None
@@ -105,7 +107,9 @@ class Slots:
         self.table[lines, self.n_pages[lines] + inside] = pages
         self.n_pages[slots] += counts
 
-    def batch(self, slots: np.ndarray, count: int, vocab: int, stops: int, filters: bool) -> RowBatch[np.ndarray]:
+    def batch(
+        self, slots: np.ndarray, count: int, vocab: int, stops: int, filters: bool, mrope: bool = False
+    ) -> RowBatch[np.ndarray]:
         """Build a batch of `count` rows from these rows.
 
         Args:
@@ -114,6 +118,7 @@ class Slots:
             vocab: Size of the vocabulary.
             stops: Columns for stop ids.
             filters: Whether any row of the batch has filters.
+            mrope: Whether the model has mRoPE and encodes images, so that rows have offsets.
         """
 
         def column(values: np.ndarray, rest: int = 0) -> np.ndarray:
@@ -128,7 +133,8 @@ class Slots:
             if penalised:
                 seen = np.zeros((count, vocab), bool)
                 for i in penalised:
-                    seen[i, self.context(slots[i])] = True
+                    context = self.context(slots[i])
+                    seen[i, context[context < vocab]] = True  # ids after the vocabulary are images
             kept = decode.Filters(column(self._top_k), column(self._top_p, 1), column(self._penalty, 1), seen)
         allowed = None
         if self.bound[slots].any():
@@ -142,7 +148,7 @@ class Slots:
             token=column(self._token), lengths=column(self.lengths), budget=column(self.budget),
             seeds=column(self._seeds), temperature=column(self._temperature, 1), stop_ids=stop_ids,
             adapter_ids=column(self._adapter_ids), table=column(self.table, self.filler), filters=kept,
-            allowed=allowed,
+            allowed=allowed, offset=column(self.offset) if mrope else None,
         )  # fmt: skip
 
     def stops(self, slots: np.ndarray) -> int:

@@ -83,14 +83,14 @@ def _pictures(c: ConfigDict) -> Iterator[str]:
     start = f"config.env.observation is {c.env.observation!r}"
     if c.env.context != "turn":
         yield f"{start} with env.context {c.env.context!r}, but env.context must be 'turn': a prompt has one picture"
-    if (entry := games.GAMES.get(c.env.name)).picture is None:
+    if (entry := games.GAMES.get(c.env.name)).medium is None:
         yield f"{start}, but must be 'text': {entry.rules.name} has no pictures"
     if (critic := settings_from(c.algo).critic) in critics.CENTRAL:
         field = f"algo.critic {critic!r}" if critic == "central" else f"algo.name {c.algo.name!r}"
         yield f"{start} with {field}, but must be 'text': a central critic joins the prompts of all seats"
     for field, model in combinations.models_of(c).items():
-        if models.get(model.name).config.vision is None:
-            seeing = ", ".join(name for name in models.names() if models.get(name).config.vision is not None)
+        if models.get(model.name).config.placeholder is None:
+            seeing = ", ".join(name for name in models.names() if models.get(name).config.placeholder is not None)
             yield f"{start} with {field}.name {model.name!r}, but the model must be one of: {seeing}"
 
 

@@ -76,8 +76,13 @@ ENV = {
     "observation": Field(
         "text",
         choice("text", "image", "both"),
-        "Form of the position in prompts; image: a picture instead of the board, for models with an encoder of images; "
-        "both: the picture before the text",
+        "Form of the position in prompts; image: a picture or other media instead of the board, for models with their "
+        "encoders; both: the media before the text",
+    ),
+    "media_order": Field(
+        "interleaved",
+        choice("interleaved", "prepended"),
+        "Place of several media in prompts; interleaved: where their text would be; prepended: all before the text",
     ),
     "reasoning": Field(
         False, SWITCH, "Whether the prompt asks for reasoning before the move; requires rollout.completion=free"
@@ -360,6 +365,9 @@ SERVE = {  # for --mode=serve and --mode=serve_reward
         1 << 22,
         integer(1),
         "Maximum number of tokens per request, of all prompts and completions; excess gets HTTP 413",
+    ),
+    "image_hosts": Field(
+        (), TEXTS, "Hosts from which https URLs of images in messages are fetched; (): images must be data: URLs"
     ),
     "time_limit": Field(600.0, number(0, above=True), "Time limit of a request in seconds"),
     "drain": Field(30.0, number(0), "Time in seconds for running requests to finish when the server stops"),

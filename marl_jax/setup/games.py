@@ -13,11 +13,11 @@ from ml_collections import ConfigDict
 from envs.games import registry as games
 from envs.games.bots import bot_names, make_bot
 from envs.games.game import Bot, Game
+from envs.games.medium import Medium
 from envs.games.parser import make_parser
-from envs.games.picture import Picture
-from envs.games.registry import make_picture, make_text
+from envs.games.registry import make_medium, make_text
 from envs.games.text import Prompt
-from marl_jax.agents import critics
+from marl_jax.agents import critics, prompt_media
 from marl_jax.agents.answers import ByValue, CompletionFormat, Constrained, FreeText
 from marl_jax.agents.seating import BOT, Seating, seat_names
 from marl_jax.agents.team import Backbone, Team
@@ -151,11 +151,11 @@ def make(
     policies = tuple(config.policies)
 
     def environment(cfg: ModelConfig, tokenizer: Tokenizer):
-        picture = None if config.env.observation == "text" else make_picture(game, config.env.text)
-        prompt = _prompt(config, game, tokenizer, cfg, picture)
+        medium = None if config.env.observation == "text" else make_medium(game, config.env.text)
+        prompt = _prompt(config, game, tokenizer, cfg, medium)
         history = config.env.context == "history"
         settings = dict(rules=prompt.prefix, keeps_cache=history, n_seats=game.n_players)
-        settings |= dict(answers=_answers(config, prompt, tokenizer), simultaneous=game.simultaneous, picture=picture)
+        settings |= dict(answers=_answers(config, prompt, tokenizer), simultaneous=game.simultaneous, medium=medium)
         return prompt, settings
 
     backbones = make_backbones(config, algorithm, mesh, find, environment, workdir, programs)
@@ -166,27 +166,33 @@ def make(
     return setup
 
 
-def _prompt(config: ConfigDict, game: Game, tokenizer: Tokenizer, cfg: ModelConfig, picture: Picture | None) -> Prompt:
+def _prompt(config: ConfigDict, game: Game, tokenizer: Tokenizer, cfg: ModelConfig, medium: Medium | None) -> Prompt:
     parts = chat.chat_parts(tokenizer) if config.env.style == "chat" else None
     text = make_text(game, config.env.text, config.env.reasoning)
-    if picture is not None:
-        text = text.with_picture(picture, _place(config, tokenizer, cfg, picture), config.env.observation)
+    if medium is not None:
+        places = _places(config, tokenizer, cfg, medium)
+        text = text.with_media(medium, places, config.env.observation, config.env.media_order)
     return text.compile(tokenizer, parts, config.env.context, free=config.rollout.completion == "free")
 
 
-def _place(config: ConfigDict, tokenizer: Tokenizer, cfg: ModelConfig, picture: Picture) -> str:
-    """Return the special tokens that stand for a picture, as text."""
-    if cfg.vision is None:
+def _places(config: ConfigDict, tokenizer: Tokenizer, cfg: ModelConfig, medium: Medium) -> list[str]:
+    """Return the special tokens in the place of each medium, as text."""
+    names = {"vision": "images", "audio": "sounds", "table": "tables"}
+    missing = next((names[part.encoder] for part in medium.parts if getattr(cfg, part.encoder) is None), None)
+    if missing:
         raise ConfigError(
-            [f"config.env.observation is {config.env.observation!r}, but the weights have no encoder of images"]
+            [f"config.env.observation is {config.env.observation!r}, but the weights have no encoder of {missing}"]
         )
-    ids = (cfg.vision.start_id, *[cfg.vision.image_id] * picture.n_cells, cfg.vision.end_id)
-    ids = [number for number in ids if number is not None]
-    place = tokenizer.decode(ids)
-    if tokenizer.encode(place) != ids:
-        shown = tokenizer.decode(ids[:2])
-        raise ConfigError([f"the tokenizer {tokenizer.name} does not read {shown!r} as the tokens {ids[:2]}"])
-    return place
+    assert cfg.placeholder is not None
+    start, end = (cfg.vision.start_id, cfg.vision.end_id) if cfg.vision is not None else (None, None)
+    places = []
+    for size in prompt_media.sizes(cfg, medium):
+        ids = [number for number in (start, *[cfg.placeholder] * size, end) if number is not None]
+        places.append(tokenizer.decode(ids))
+        if tokenizer.encode(places[-1]) != ids:
+            shown = tokenizer.decode(ids[:2])
+            raise ConfigError([f"the tokenizer {tokenizer.name} does not read {shown!r} as the tokens {ids[:2]}"])
+    return places
 
 
 def _check_tokenizers(config: ConfigDict, backbones: tuple[Backbone, ...]) -> None:

@@ -223,9 +223,9 @@ def _served_run(
         run.step = number
         return number
 
-    def tokenizer_of(policy: int) -> tuple[Tokenizer, int]:
+    def tokenizer_of(policy: int) -> tuple[Tokenizer, ModelConfig]:
         backbone = setup.backbones[int(setup.team.backbone_of(policy))]
-        return backbone.tokenizer, backbone.model.cfg.vocab_size
+        return backbone.tokenizer, backbone.model.cfg
 
     served = {
         name: _served(name, sampler, *tokenizer_of(policy), config, limit, policy) for policy, name in enumerate(names)
@@ -241,10 +241,11 @@ def _settings(config: ConfigDict, limit: int, share: float) -> dict[str, Any]:
 
 
 def _served(
-    name: str, sampler: Any, tokenizer: Tokenizer, vocab: int, config: ConfigDict, limit: int, policy: int
+    name: str, sampler: Any, tokenizer: Tokenizer, cfg: ModelConfig, config: ConfigDict, limit: int, policy: int
 ) -> ServedModel:
     sampling = Sampling(max_new_tokens=config.serve.max_new_tokens)
-    return ServedModel.of(name, Speaker(sampler, tokenizer, sampling, limit, policy, number=-1), vocab)
+    speaker = Speaker(sampler, tokenizer, sampling, limit, policy, number=-1)
+    return ServedModel.of(name, speaker, cfg.vocab_size, cfg.vision)
 
 
 # ----------------------------------------------------------------------------------------------------- plain models
@@ -271,7 +272,7 @@ def _plain(base: str, places: Sequence[ModelPlace], config: ConfigDict, share: f
         sampler = BatcherThread(batcher)
     numbers = range(len(places)) if more else [0] * len(places)
     return ModelSource(sampler, {
-        place.name: _served(place.name, sampler, tokenizer, cfg.vocab_size, config, limit, policy)
+        place.name: _served(place.name, sampler, tokenizer, cfg, config, limit, policy)
         for place, policy in zip(places, numbers, strict=True)
     })  # fmt: skip
 

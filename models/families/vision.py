@@ -110,6 +110,8 @@ def read(fields: Fields, width: int) -> VisionConfig | None:
 
 def write(cfg: ModelConfig) -> dict[str, Any]:
     """Return the fields of a `config.json`, the inverse of `read`; none without a tower."""
+    if others := [name for name in ("audio", "table", "resampler") if getattr(cfg, name) is not None]:
+        raise ValueError(f"{others[0]} is set, but must be None to write files: there are no names for its tensors")
     v = cfg.vision
     if v is None:
         return {}

@@ -36,7 +36,7 @@ def load(source: str | Path, *, chat: str | None = None) -> Tokenizer:
         source: Name of a registered model, or path of a file or folder.
         chat: Chat template that replaces its own: the name of a built-in style, or Jinja source.
     """
-    if str(source).lower() in ("bytes", "tiny", "tiny-vl"):
+    if str(source).lower() in ("bytes", "tiny", "tiny-vl", "tiny-media", "tiny-media-cross"):
         tokenizer = ByteTokenizer()
     elif Path(source).exists():
         tokenizer = _read(Path(source))

@@ -114,6 +114,13 @@ class Matrix(Reader):
         assert (choice == self.game.n_actions) == other
 
 
+class Lookup(Reader):
+    """An answer changes nothing that can be seen."""
+
+    def update(self, event):
+        """Own answer."""
+
+
 class Puzzle(Reader):
     """Moves, proposals, and in a local view what the executor sees."""
 
@@ -421,4 +428,5 @@ READERS = {
     "hanabi": HanabiReader,
     "pursuit": Pursuit,
     "warehouse": Warehouse,
+    "lookup": Lookup,
 }

@@ -34,6 +34,7 @@ OWN_BOTS = {
     "sudoku": ("solver",),
     "pursuit": ("solver",),
     "warehouse": ("planner",),
+    "lookup": ("optimal",),
 }
 
 

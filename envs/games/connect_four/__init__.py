@@ -7,7 +7,7 @@ GAME = GameEntry(
     rules=rules.ConnectFour,
     text=text.text,
     draw=draw,
-    picture=draw.picture,
+    medium=draw.picture,
     bots={"search": lambda game: bots.SearchBot()},
     symmetry=symmetry.ConnectFourSymmetry,
 )

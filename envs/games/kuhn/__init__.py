@@ -5,6 +5,4 @@ from envs.games.exact import EquilibriumBot
 
 from . import draw, rules, text
 
-GAME = GameEntry(
-    rules=rules.Kuhn, text=text.text, draw=draw, picture=draw.picture, bots={"equilibrium": EquilibriumBot}
-)
+GAME = GameEntry(rules=rules.Kuhn, text=text.text, draw=draw, medium=draw.picture, bots={"equilibrium": EquilibriumBot})

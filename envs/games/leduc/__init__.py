@@ -9,7 +9,7 @@ GAME = GameEntry(
     rules=rules.Leduc,
     text=text.text,
     draw=draw,
-    picture=draw.picture,
+    medium=draw.picture,
     bots={"equilibrium": EquilibriumBot},
     symmetry=symmetry.LeducSymmetry,
 )

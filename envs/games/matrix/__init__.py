@@ -4,4 +4,4 @@ from envs.games.entry import GameEntry
 
 from . import bots, draw, rules, text
 
-GAME = GameEntry(rules=rules.Matrix, text=text.text, draw=draw, picture=draw.picture, bots={"optimal": bots.OptimalBot})
+GAME = GameEntry(rules=rules.Matrix, text=text.text, draw=draw, medium=draw.picture, bots={"optimal": bots.OptimalBot})

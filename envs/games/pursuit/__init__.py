@@ -7,7 +7,7 @@ GAME = GameEntry(
     rules=rules.Pursuit,
     text=text.text,
     draw=draw,
-    picture=draw.picture,
+    medium=draw.picture,
     bots={"solver": bots.SolverBot},
     reward_params=frozenset({"delay_cost", "lost_round_reward"}),
 )

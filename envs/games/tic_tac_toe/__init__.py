@@ -7,7 +7,7 @@ GAME = GameEntry(
     rules=rules.TicTacToe,
     text=text.text,
     draw=draw,
-    picture=draw.picture,
+    medium=draw.picture,
     bots={"minimax": lambda game: bots.MinimaxBot()},
     symmetry=symmetry.TicTacToeSymmetry,
 )

@@ -7,7 +7,7 @@ GAME = GameEntry(
     rules=rules.Warehouse,
     text=text.text,
     draw=draw,
-    picture=draw.picture,
+    medium=draw.picture,
     bots={"planner": bots.PlannerBot},
     reward_params=frozenset({"reward_type", "pickup_reward"}),
 )

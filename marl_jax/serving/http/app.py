@@ -101,7 +101,7 @@ def read_settings(settings: ConfigDict) -> tuple[Keys, Limits]:
     limits = Limits(
         body_bytes=int(settings.max_body * (1 << 20)), concurrent=settings.max_requests, seconds=settings.time_limit,
         completions=settings.max_completions, messages=settings.max_messages,
-        request_tokens=settings.max_request_tokens,
+        request_tokens=settings.max_request_tokens, image_hosts=tuple(settings.image_hosts),
     )  # fmt: skip
     return keys, limits
 

@@ -42,6 +42,7 @@ class Limits:
         completions: Maximum number of completions per request, prompts times n; more get status 413.
         messages: Maximum number of messages per conversation; more get status 413.
         request_tokens: Maximum number of tokens per request, prompts and completions together; more get status 413.
+        image_hosts: Hosts from which images of messages may be fetched; () makes no outgoing requests.
     """
 
     body_bytes: int = 8 << 20
@@ -52,6 +53,7 @@ class Limits:
     completions: int = 4096
     messages: int = 4096
     request_tokens: int = 1 << 22
+    image_hosts: tuple[str, ...] = ()
 
     def check(self, name: str, value: int, param: str | None = None) -> None:
         """Reject a request whose number of completions, messages or tokens exceeds the limit.

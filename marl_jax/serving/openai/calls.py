@@ -19,16 +19,17 @@ from envs.tasks.replies import Reply
 from marl_jax.rollouts.host.conversation import Sampler, Speaker
 from marl_jax.sampling.batcher_thread import BatcherClosed
 from marl_jax.sampling.conversation import Completion
-from marl_jax.sampling.requests import OnTokens
+from marl_jax.sampling.requests import ImagesInUse, OnTokens
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.errors import ApiError, shutting_down
 from marl_jax.serving.http.guard import Limits
-from marl_jax.serving.openai import requests, text
+from marl_jax.serving.openai import images, requests, text
 from marl_jax.serving.openai.json_output import JsonOutput, SchemaConstraints
 from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.sessions.traces import CallTrace, TraceError, TraceFile
 from models import tool_calls
 from models.chat import ChatTemplateError
+from models.config import VisionConfig
 from models.renderer import FEW, LONGEST_TOKEN, SHORT, Renderer
 
 
@@ -40,6 +41,10 @@ class ServingSampler(Sampler, Protocol):
         on_tokens: OnTokens | None = None,
     ) -> list[Completion]:  # fmt: skip
         """See `BatcherThread.answer`."""
+        ...
+
+    def hold_image(self, image: Any, policy: int = 0) -> tuple[list[int], Callable[[], None]]:
+        """See `BatcherThread.hold_image`."""
         ...
 
     def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5) -> list:
@@ -56,25 +61,40 @@ class ServedModel:
         speaker: Policy that generates the completions. Its `sampling` sets the budget of a request without one.
         renderer: Renders the prompts.
         json_output: Constrains completions to a JSON schema.
+        image_ids: Token ids of an image: the placeholder, with those before and after it; () for a model of text.
+        placeholder: Token id of the placeholder; -1 for a model of text.
     """
 
     name: str
     speaker: Speaker
     renderer: Renderer
     json_output: JsonOutput
+    image_ids: tuple[int, ...] = ()
+    placeholder: int = -1
 
     @classmethod
-    def of(cls, name: str, speaker: Speaker, vocab: int | None = None) -> ServedModel:
+    def of(
+        cls, name: str, speaker: Speaker, vocab: int | None = None, vision: VisionConfig | None = None
+    ) -> ServedModel:
         """Create a model with the speaker's tokenizer and chat template options.
 
         Args:
             name: Name of the model.
             speaker: Policy that generates the completions.
             vocab: Vocabulary size of the model, if it is larger than the tokenizer's.
+            vision: Encoder of images of the model, if it has one.
         """
         tokenizer = speaker.tokenizer
         output = JsonOutput(tokenizer, vocab or tokenizer.vocab_size)
-        return cls(name, speaker, speaker.renderer, output)
+        if vision is None:
+            return cls(name, speaker, speaker.renderer, output)
+        ids = tuple(i for i in (vision.start_id, vision.image_id, vision.end_id) if i is not None)
+        return cls(name, speaker, speaker.renderer, output, ids, vision.image_id)
+
+    @property
+    def vocab(self) -> int:
+        """Vocabulary size of the model."""
+        return self.json_output.vocab
 
     @property
     def sampler(self) -> ServingSampler:
@@ -220,7 +240,8 @@ async def opening(model: ServedModel, request: CompletionRequest) -> list[int]:
         return cast(list[int], (await encode_prompts(model, request)).prompts[0])
     check_characters(model, sum(len(message["content"]) for message in request.messages), "messages")
     try:
-        return await render(request, model.renderer.opening)
+        image = "".join(map(model.speaker.tokenizer.token, model.image_ids)) if request.images else ""
+        return await render(request, functools.partial(model.renderer.opening, image=image))
     except ChatTemplateError as error:  # without the file name, which clients should not see
         raise ApiError(400, error.problem[:500], param="messages") from None
     except ValueError as error:
@@ -232,6 +253,13 @@ async def encode_prompts(model: ServedModel, request: CompletionRequest) -> Comp
 
     Long texts are tokenized in a thread.
     """
+    if beyond := next(
+        (i for ids in request.prompts if not isinstance(ids, str) for i in ids if i >= model.vocab), None
+    ):
+        # Larger ids refer to images, which may be those of other clients.
+        raise ApiError(
+            400, f"prompt has the token id {beyond}, but must have ids from 0 to {model.vocab - 1}", param="prompt"
+        )
     texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
     if not texts:
         return request
@@ -299,11 +327,40 @@ def sampling_of(call: Call, seed: int, constraint: SchemaConstraints | None = No
 async def answer_alone(call: Call) -> None:
     """Answer a call without a session; nothing is remembered."""
     model, request = call.model, call.asked
+    if request.images and not model.image_ids:
+        raise ApiError(400, f"messages have images, but {model.name} reads text only", param="messages")
     call.prefix = prefix_of(model, request)
-    call.ids = await opening(model, request) + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
-    seed = secrets.randbits(32) if request.seed is None else request.seed
-    call.sampling = sampling_of(call, seed, await constraint_of(call))
-    await answer(call, CallTrace(TraceFile(None), "", call.id), request.stream)
+    ids = await opening(model, request)
+    with contextlib.ExitStack() as held:
+        if request.images:
+            ids = await asyncio.to_thread(with_images, model, ids, request.images, held)
+        call.ids = ids + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
+        seed = secrets.randbits(32) if request.seed is None else request.seed
+        call.sampling = sampling_of(call, seed, await constraint_of(call))
+        await answer(call, CallTrace(TraceFile(None), "", call.id), request.stream)
+
+
+def with_images(model: ServedModel, ids: list[int], urls: Sequence[str], held: contextlib.ExitStack) -> list[int]:
+    """Replace the placeholders of a prompt by the ids of its images.
+
+    Blocks while it reads and encodes the images, which are kept until `held` is closed.
+    """
+    places = [i for i, token in enumerate(ids) if token == model.placeholder]
+    if len(places) != len(urls):  # a chat template may drop or repeat messages
+        message = f"the prompt has {len(places)} image placeholders, but must have {len(urls)}, the number of images"
+        raise ApiError(400, message, param="messages")
+    parts, start = [], 0
+    for place, pixels in zip(places, images.read(urls), strict=True):
+        try:
+            own, release = model.sampler.hold_image(pixels, model.speaker.policy)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="messages", code="invalid_image") from None
+        except ImagesInUse as error:
+            raise ApiError(429, str(error), param="messages", code="images_in_use") from None
+        held.callback(release)
+        parts += [*ids[start:place], *own]
+        start = place + 1
+    return parts + ids[start:]
 
 
 async def answer(call: Call, trace: CallTrace, streamed: bool) -> None:

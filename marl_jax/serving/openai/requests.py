@@ -58,6 +58,7 @@ class CompletionRequest:
         echo: Whether a text completion includes its prompt.
         template: Options of the chat template.
         schema: JSON schema that the completion must follow, or None.
+        images: URLs of the images in the messages, in order.
     """
 
     model: str
@@ -80,6 +81,7 @@ class CompletionRequest:
     echo: bool = False
     template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     schema: dict | None = None
+    images: tuple[str, ...] = ()
 
     def sampling(
         self, seed: int, budget: int, stop_ids: Sequence[int], constraint: Callable[[], Constraint] | None = None
@@ -112,8 +114,11 @@ def read_chat(body: dict[str, Any], limits: Limits = DEFAULT_LIMITS) -> Completi
     schema = field.response_format()
     if schema is not None and (top or forced is not None):
         raise field.refusal("response_format", "text with top_logprobs or a tool_choice that requires a call")
+    messages, images = read_messages(body.get("messages"), limits.image_hosts)
+    if images and top:
+        raise field.refusal("top_logprobs", "0 with images in messages")
     return CompletionRequest(
-        messages=tuple(read_messages(body.get("messages"))), tools=tools, forced=forced, logprobs=logprobs,
+        messages=tuple(messages), images=tuple(images), tools=tools, forced=forced, logprobs=logprobs,
         top_logprobs=top, max_tokens=min(budgets, default=None), template=field.template_options(),
         schema=schema, **field.common(),
     )  # fmt: skip

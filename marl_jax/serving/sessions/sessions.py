@@ -103,6 +103,8 @@ class Session:
         self.last_used = time.monotonic()
         if retry_of is not None and (known := self._by_body.get(retry_of)) is not None and not known.failed:
             return known
+        if request.images:
+            raise ApiError(400, "messages of a session must be text. Send images without a session", param="messages")
         if request.model not in self.models:
             raise unknown_model(request.model, self.models)
         call = Call(self.models[request.model], request, self._round)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from marl_jax.sampling.batcher_thread import BatcherClosed, BatcherFailed
 from marl_jax.sampling.conversation import Completion
@@ -79,6 +80,10 @@ class WorkerSampler:
         except (BatcherClosed, BatcherFailed):
             self.running = False
             raise
+
+    def hold_image(self, image: Any, policy: int = 0) -> tuple[list[int], Callable[[], None]]:
+        """Refuse images, which only the process of the batcher can encode."""
+        raise ValueError("serve.workers is > 0, but images need a server without workers")
 
     def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5):
         """See `BatcherThread.top_logprobs`; blocks until the other process has answered."""

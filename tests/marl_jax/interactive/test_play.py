@@ -9,7 +9,7 @@ import pytest
 
 from configs import defaults
 from envs.games.bots import UniformBot
-from envs.games.registry import make, make_picture, make_text
+from envs.games.registry import make, make_medium, make_text
 from envs.games.tic_tac_toe.bots import MinimaxBot
 from marl_jax import setup
 from marl_jax.errors import RunError
@@ -93,8 +93,8 @@ def test_help_drawing_and_end_of_input(tic_tac_toe, tmp_path):
 def test_the_picture_in_the_prompt_is_written(tmp_path):
     game = make("tic_tac_toe")
     tokenizer = tokenizers.load("bytes")
-    drawn = make_picture(game)
-    prompt = make_text(game).with_picture(drawn, "<|spare0|>" * 9, "image").compile(tokenizer)
+    drawn = make_medium(game)
+    prompt = make_text(game).with_media(drawn, ["<|spare0|>" * 9]).compile(tokenizer)
     file = tmp_path / "seen.png"
     _, screen = at_the_terminal(game, prompt, [Person(), First(game)], ["5", "image", f"image {file}", "prompt"])
     assert "image needs a file name" in screen and f"written to {file}" in screen

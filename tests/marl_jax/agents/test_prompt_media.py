@@ -10,8 +10,8 @@ import pytest
 
 from configs import defaults, models
 from envs.games import registry as games
-from envs.games.registry import make_picture, make_text
-from marl_jax.agents import pictures, scoring
+from envs.games.registry import make_medium, make_text
+from marl_jax.agents import prompt_media, scoring
 from marl_jax.errors import ConfigError
 from marl_jax.rollouts.demonstrations import Demonstrations
 from marl_jax.rollouts.tree import TreeRollout
@@ -34,7 +34,7 @@ GAME = games.make("tic_tac_toe")
 def prompt(style="brief", observation="image"):
     place = tiny_play.TOKENIZER.decode([IMAGE]) * 9
     return (
-        make_text(GAME, style).with_picture(make_picture(GAME, style), place, observation).compile(tiny_play.TOKENIZER)
+        make_text(GAME, style).with_media(make_medium(GAME, style), [place], observation).compile(tiny_play.TOKENIZER)
     )
 
 
@@ -50,7 +50,7 @@ def policy(style="brief", observation="image", mrope=False, free=0, long_names=F
         model=build(cfg),
         answers=tiny_play.answers(text, names, free),
         rules=text.prefix,
-        picture=make_picture(GAME, style),
+        medium=make_medium(GAME, style),
     )
 
 
@@ -138,20 +138,20 @@ def test_the_encoder_reads_the_pixels():
     """Codes are only storage: two tiles with the same pixels have the same embedding."""
     made = policy()
     codes = jnp.arange(9, dtype=jnp.uint8)[None]
-    tiles = (*made.picture.tiles[:1], *made.picture.tiles[:1], *made.picture.tiles[2:])
-    same = dataclasses.replace(made, picture=dataclasses.replace(made.picture, tiles=tiles))
+    tiles = (*made.medium.tiles[:1], *made.medium.tiles[:1], *made.medium.tiles[2:])
+    same = dataclasses.replace(made, medium=dataclasses.replace(made.medium, tiles=tiles))
     params = tiny_play.weights(made)[0]["model"]
-    at_once = quick_jit(lambda p, c: pictures.embeddings(same, p, c))(params, codes)
-    swapped = quick_jit(lambda p, c: pictures.embeddings(same, p, c))(params, codes.at[0, 1].set(0))
+    at_once = quick_jit(lambda p, c: prompt_media.embeddings(same, p, c))(params, codes)
+    swapped = quick_jit(lambda p, c: prompt_media.embeddings(same, p, c))(params, codes.at[0, 1].set(0))
     np.testing.assert_array_equal(at_once, swapped)
 
     def by_patches(params, codes):
-        patches, encoder = jax.vmap(made.picture.patches)(codes), made.model.vision
-        return encoder(params["vision"], patches, encoder.layout([made.picture.patch_grid[1:]]), dtype=made.dtype)
+        patches, encoder = jax.vmap(made.medium.patches)(codes), made.model.vision
+        return encoder(params["vision"], patches, encoder.layout([made.medium.patch_grid[1:]]), dtype=made.dtype)
 
     expected = quick_jit(by_patches)(params, codes)
     np.testing.assert_allclose(
-        quick_jit(lambda p, c: pictures.embeddings(made, p, c))(params, codes), expected, atol=1e-5
+        quick_jit(lambda p, c: prompt_media.embeddings(made, p, c))(params, codes), expected, atol=1e-5
     )
 
 
@@ -159,10 +159,10 @@ def test_the_encoder_reads_the_pixels():
 def test_rotations_are_those_of_the_model():
     made = policy(mrope=True)
     tokens = np.array([[1, 2, *[IMAGE] * 9, 3, 4, IMAGE], [1, *[IMAGE] * 9, 3, 4, 5, 6]], np.int32)
-    index = pictures.places(made, jnp.asarray(tokens))
+    index = prompt_media.places(made, jnp.asarray(tokens))
     assert index[0, -1] == -1  # a sampled placeholder is text
     positions = 7 + jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    found = pictures.rotations(made.picture, index, positions)
+    found = prompt_media.rotations(made.medium, index, positions)
     text = np.where(np.asarray(index) < 0, 1, tokens)
     expected = mrope_positions(text, IMAGE, np.full((2, 1, 2), 3), np.full((2,), 7))
     np.testing.assert_array_equal(found, expected)
@@ -198,3 +198,77 @@ def test_what_cannot_have_pictures_is_refused(changes, message):
     config.update_from_flattened_dict(changes)
     with pytest.raises(ConfigError, match=message):
         validate.check(config)
+
+
+@functools.cache
+def listener(fusion="", board="table", rows=3):
+    """A policy that hears a tone and reads a table, and the prompt of its game."""
+    cfg = registry.get("tiny-media-cross" if fusion == "cross" else "tiny-media").config
+    cfg = dataclasses.replace(cfg, **tiny_play.SHAPE)
+    if cfg.resampler:
+        cfg = dataclasses.replace(cfg, resampler=dataclasses.replace(cfg.resampler, n_heads=2, d_ff=8, n_queries=2))
+    game = games.make("lookup", rows=rows, board=board)
+    medium = make_medium(game, "brief")
+    places = [tiny_play.TOKENIZER.decode([IMAGE] * size) for size in prompt_media.sizes(cfg, medium)]
+    text = make_text(game, "brief").with_media(medium, places, order=fusion if fusion == "prepended" else "interleaved")
+    text = text.compile(tiny_play.TOKENIZER)
+    made = dataclasses.replace(
+        tiny_play.policy(critic="none"),
+        model=build(cfg),
+        answers=tiny_play.answers(text),
+        rules=text.prefix,
+        medium=medium,
+    )
+    return game, made, text
+
+
+def heard(game, made, text, rows=8):
+    """Return samples of a rollout and its weights."""
+    program = tiny_play.rollout(game, made, rows, 2, prompt=text)
+    trained, frozen = tiny_play.weights(made)
+    weights = {**frozen, **trained}
+    run = quick_jit(lambda w: program({"main": w}, program.init(jax.random.key(1), {"main": w}), jax.random.key(2))[0])
+    return run(weights), weights
+
+
+@pytest.mark.nightly_for("prepended", "cross-picture")
+@pytest.mark.parametrize(
+    ("fusion", "board"), [("", "table"), ("prepended", "table"), ("cross", "table"), ("cross", "picture")],
+    ids=["interleaved", "prepended", "cross", "cross-picture"],
+)  # fmt: skip
+def test_sounds_and_tables_agree_between_sampler_and_learner(fusion, board):
+    game, made, text = listener(fusion, board)
+    samples, weights = heard(game, made, text)
+    assert samples.media.shape == (samples.n, 1 + 6)
+    logps = quick_jit(lambda w, s: scoring.answer_logps(made, w, s))(weights, samples)
+    np.testing.assert_allclose(np.asarray(logps)[:, 0], np.asarray(samples.logps)[:, 0], atol=2e-5)
+
+
+def test_gradients_of_sounds_and_tables_equal_finite_differences():
+    game, made, text = listener("cross")
+    samples, weights = heard(game, made, text)
+
+    def total(model):
+        return jnp.sum(scoring.answer_logps(made, {**weights, "model": model}, samples) * samples.mask())
+
+    value, grads = quick_jit(jax.value_and_grad(total))(weights["model"])
+    evaluate = quick_jit(total)
+    for name in ("audio", "table", "resampler"):
+        size = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads[name])))
+        assert size > 0
+        step = 1e-2 / size  # along the gradient
+        moved = jax.tree.map(lambda p, g, step=step: p + step * g, weights["model"][name], grads[name])
+        back = jax.tree.map(lambda p, g, step=step: p - step * g, weights["model"][name], grads[name])
+        ends = [evaluate({**weights["model"], name: own}) for own in (moved, back)]
+        np.testing.assert_allclose((ends[0] - ends[1]) / (2 * 1e-2), size, rtol=0.05)
+
+
+@pytest.mark.quick
+def test_media_have_the_scale_of_tokens():
+    """Embeddings of another size than those of tokens hide the changes that layers add to them."""
+    _, made, _ = listener()
+    params = made.model.init(jax.random.key(0))
+    codes = jnp.asarray([[5, 1, 2, 2, 3, 3, 1]], jnp.uint8)
+    found = jnp.sqrt(jnp.mean(prompt_media.embeddings(made, params, codes) ** 2, axis=-1))
+    token = jnp.sqrt(jnp.mean(params["embed"] ** 2))
+    assert (found > token / 2).all() and (found < token * 2).all()
