@@ -114,6 +114,16 @@ class Matrix(Reader):
         assert (choice == self.game.n_actions) == other
 
 
+class Referential(Reader):
+    """The speaker's card stays, and the listener hears the message."""
+
+    def update(self, event):
+        """Who, and the message or the card."""
+        _, action = event
+        if self.seat == 1 and action < self.game.messages:
+            self.known[-1] = self.game.cards + action
+
+
 class Puzzle(Reader):
     """Moves, proposals, and in a local view what the executor sees."""
 
@@ -415,6 +425,7 @@ READERS = {
     "kuhn": Kuhn,
     "leduc": Leduc,
     "matrix": Matrix,
+    "referential": Referential,
     "plan_path": PlanPath,
     "sokoban": Sokoban,
     "sudoku": Sudoku,
