@@ -171,6 +171,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     mrope_sections: tuple[int, ...] | None = None  # Qwen2.5-VL: pairs of channels that rotate by time, row and column
     vision: VisionConfig | None = None
+    message_tokens: int = 0  # soft tokens of a message, see `models/messages.py`
 
     def __post_init__(self):
         known = isinstance(self.family, str) and self.family in FAMILIES
@@ -215,6 +216,8 @@ class ModelConfig:
             f"None or three integers >= 1 with sum {self.head_dim // 2}, head_dim / 2",
         )
         _check("mrope_sections", sections, sections is None or not self.learned_positions, "None for learned positions")
+        tokens = self.message_tokens
+        _check("message_tokens", tokens, is_whole(tokens) or tokens == 0, "an integer >= 0")
         _check("vision", vision, vision is None or isinstance(vision, VisionConfig), "None or a VisionConfig")
         if vision is not None:
             for name in ("image_id", "start_id", "end_id"):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models import decoder, lora
+from models import decoder, lora, messages
 from models.attention import Attend, conversation_mask, default_kernel
 from models.cache import Cache
 from models.config import ModelConfig
@@ -54,6 +54,8 @@ class Model:
     def init(self, key: jax.Array, dtype=jnp.float32) -> dict:
         """Return random parameters with stacked layers."""
         params = self._stack.init(key, dtype)
+        if self.cfg.message_tokens:
+            params |= {"message": messages.init(self.cfg, jax.random.fold_in(key, 2), params["embed"])}
         if self.vision is None:
             return params
         return {**params, "vision": self.vision.init(jax.random.fold_in(key, 1), dtype)}
@@ -65,6 +67,8 @@ class Model:
     def axes(self) -> dict:
         """Return the axis letters of every stacked parameter."""
         letters = self._stack.axes()
+        if self.cfg.message_tokens:
+            letters |= {"message": messages.AXES}
         return letters if self.vision is None else {**letters, "vision": self.vision.axes()}
 
     def unstack(self, params: dict, dtype=jnp.bfloat16, fuse: bool = True) -> dict:

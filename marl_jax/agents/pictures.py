@@ -14,24 +14,31 @@ import jax
 import jax.numpy as jnp
 
 from envs.games.picture import Picture
+from marl_jax.agents import messages
 from marl_jax.agents.policy import Policy
 from models.media import Media, index_of
 
 
 def inputs(
-    policy: Policy, params: dict, codes: jax.Array | None, tokens: jax.Array, positions: jax.Array
+    policy: Policy,
+    params: dict,
+    codes: jax.Array | None,
+    tokens: jax.Array,
+    positions: jax.Array,
+    lengths: jax.Array,
 ) -> dict[str, Any]:
-    """Return the arguments of `Model.forward` for rows with pictures; {} for text.
+    """Return the arguments of `Model.forward` for rows with pictures or soft messages; {} for text.
 
     Args:
         policy: The policy.
         params: Parameters of the model that reads.
-        codes: [B, C], tile codes of the pictures, or None.
+        codes: [B, C], tile codes of the pictures, or prompts of speakers (`messages.py`), or None.
         tokens: int32 [B, T].
         positions: int32 [B, T] or [T]. Positions of the tokens in their conversations.
+        lengths: int32 [B]. Lengths of the prompts.
     """
-    if codes is None:
-        return {}
+    if policy.message or codes is None:
+        return messages.inputs(policy, params, codes, tokens, lengths)
     index = places(policy, tokens)
     given: dict[str, Any] = {"media": Media(embeddings(policy, params, codes), index)}
     if policy.model.cfg.mrope_sections:

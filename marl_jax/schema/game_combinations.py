@@ -94,6 +94,30 @@ def _pictures(c: ConfigDict) -> Iterator[str]:
             yield f"{start} with {field}.name {model.name!r}, but the model must be one of: {seeing}"
 
 
+def _messages(c: ConfigDict) -> Iterator[str]:
+    if not c.env.message_tokens:
+        return
+    start = f"config.env.message_tokens is {c.env.message_tokens}"
+    if not (game := _made(c)).speakers:
+        yield f"{start}, but must be 0: {game.name} has no speakers"
+    if (critic := settings_from(c.algo).critic) in critics.CENTRAL:
+        field = f"algo.critic {critic!r}" if critic == "central" else f"algo.name {c.algo.name!r}"
+        yield f"{start} with {field}, but must be 0: a central critic joins the prompts of all seats"
+    for field, value, accepted in (
+        ("env.context", c.env.context, "turn"),
+        ("env.observation", c.env.observation, "text"),
+        ("env.symmetry", c.env.symmetry, False),
+    ):
+        if value != accepted:
+            yield f"{start} with {field} {value!r}, but {field} must be {accepted!r}"
+    if len(c.policies) > 1 or c.model.lora.rank:
+        field = "model.lora.rank" if c.model.lora.rank else "policies"
+        yield (
+            f"{start}, but must be 0 with several policies or adapters ({field}): speaker and listener share all "
+            "weights, which are trained"
+        )
+
+
 def _seat_bots(c: ConfigDict) -> Iterator[str]:
     for agent, player in c.agents.items():
         if player.startswith(BOT):
@@ -276,8 +300,8 @@ def _tasks_only(c: ConfigDict) -> Iterator[str]:
 
 
 COMBINATIONS = (
-    _seats, _seat_bots, _history, _reasoning, _pictures, _opponents, _population, _evaluation, _best_of, _best,
-    _rewards, _curriculum, _tasks_only,
+    _seats, _seat_bots, _history, _reasoning, _pictures, _messages, _opponents, _population, _evaluation, _best_of,
+    _best, _rewards, _curriculum, _tasks_only,
 )  # fmt: skip
 
 ONLY_LEARNING = (_best,)

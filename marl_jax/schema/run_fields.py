@@ -79,6 +79,18 @@ ENV = {
         "Form of the position in prompts; image: a picture instead of the board, for models with an encoder of images; "
         "both: the picture before the text",
     ),
+    "message_tokens": Field(
+        0,
+        integer(0, 64),
+        "Number of soft tokens that a listener reads at the end of its prompt, computed from the speaker's prompt; "
+        "0: no soft messages",
+    ),
+    "message": Field(
+        "soft",
+        choice("soft", "detached", "shuffled", "frozen"),
+        "Kind of soft messages; detached: the speaker gets no gradients; shuffled: of another game; frozen: random "
+        "constants",
+    ),
     "reasoning": Field(
         False, SWITCH, "Whether the prompt asks for reasoning before the move; requires rollout.completion=free"
     ),

@@ -156,9 +156,13 @@ def make(
         history = config.env.context == "history"
         settings = dict(rules=prompt.prefix, keeps_cache=history, n_seats=game.n_players)
         settings |= dict(answers=_answers(config, prompt, tokenizer), simultaneous=game.simultaneous, picture=picture)
-        return prompt, settings
+        return prompt, settings | dict(message=config.env.message if config.env.message_tokens else "")
 
-    backbones = make_backbones(config, algorithm, mesh, find, environment, workdir, programs)
+    def find_with_messages(chosen: ConfigDict):
+        cfg, place, tokenizer = find(chosen)
+        return dataclasses.replace(cfg, message_tokens=config.env.message_tokens), place, tokenizer
+
+    backbones = make_backbones(config, algorithm, mesh, find_with_messages, environment, workdir, programs)
     _check_tokenizers(config, backbones)
     seating = _seating(config, game, policies)
     setup = GameSetup(config, mesh, Team(backbones, policies), seating, algorithm, workdir, programs, game=game)

@@ -33,7 +33,7 @@ class Turn:
         ends: bool [B·K]. Whether the episode ends.
         counts: float32 [B·K]. Weight of the completion in the loss.
         central: Input of a central critic, or None.
-        media: [B, C]. Tile codes of the pictures in the prompts, or None.
+        media: [B, C]. Tile codes of the pictures in the prompts or prompts of speakers, or None.
     """
 
     prompts: jax.Array | None
