@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.games.game import Game, Reward
+from envs.games.roles import puzzle_state
 from marl_jax.agents import critics, messages
 from marl_jax.agents.seating import Seating
 from marl_jax.agents.team import Team
@@ -271,7 +272,8 @@ class GameRollout:
         total = jax.tree.map(jnp.add, games.total, reward)
         paid = self._weigh(reward) if self.dense else self._weigh(total) * ended[:, None]
         record = self._record(games, seen, decision, policy, paid, ended, central)
-        finished = Finished(ended, total, games.turn + 1, games.seat)
+        level = puzzle_state(games.state).level if self.game.has_levels else None
+        finished = Finished(ended, total, games.turn + 1, games.seat, level=level)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
         return (
             after,

@@ -289,6 +289,23 @@ def _curriculum(c: ConfigDict) -> Iterator[str]:
         yield f"config.env.params.{field} is {reward:g} with a curriculum, but must be > 0 to count solved games"
 
 
+def _level_replay(c: ConfigDict) -> Iterator[str]:
+    if not (method := c.level_replay.method):
+        return
+    start = f"config.level_replay.method is {method!r}"
+    game = games.game_class(c.env.name)
+    if game is not games.game_class("plan_path") and game is not games.game_class("sokoban"):
+        yield f"{start} with env.name {c.env.name!r}, but must be one of: plan_path, sokoban"
+    if c.env.params.get("roles", "one") != "one":
+        yield f"{start} with env.params.roles {c.env.params.roles!r}, but roles must be 'one'"
+    if c.algo.name != "ppo":
+        yield f"{start} with algo.name {c.algo.name!r}, but algo.name must be 'ppo'"
+    if c.curriculum.enabled:
+        yield f"{start} with curriculum.enabled True, but they are mutually exclusive"
+    if c.env.context != "turn":
+        yield f"{start} with env.context {c.env.context!r}, but env.context must be 'turn'"
+
+
 def _tasks_only(c: ConfigDict) -> Iterator[str]:
     if c.rollout.in_flight_updates:
         yield (
@@ -301,7 +318,7 @@ def _tasks_only(c: ConfigDict) -> Iterator[str]:
 
 COMBINATIONS = (
     _seats, _seat_bots, _history, _reasoning, _pictures, _messages, _opponents, _population, _evaluation, _best_of,
-    _best, _rewards, _curriculum, _tasks_only,
+    _best, _rewards, _curriculum, _level_replay, _tasks_only,
 )  # fmt: skip
 
 ONLY_LEARNING = (_best,)

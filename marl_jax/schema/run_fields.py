@@ -149,6 +149,24 @@ CURRICULUM = {  # at difficulty level g of n, puzzles are drawn from the easiest
     "window": Field(256, integer(1, 1 << 20), "Number of games between decisions about the difficulty level"),
 }
 
+LEVEL_REPLAY = {  # of puzzles, see docs/level_replay.md
+    "method": Field(
+        "",
+        choice("", "plr", "robust_plr", "accel"),
+        "Source of training levels; plr: a buffer of informative levels and new ones; robust_plr: new levels only get "
+        "a score; accel: robust, and new levels are edits of replayed ones; '': the pool",
+    ),
+    "score": Field(
+        "learnability",
+        choice("learnability", "regret"),
+        "Score of a level; learnability: p (1 - p) for the success rate p; regret: optimal minus mean return",
+    ),
+    "capacity": Field(128, integer(1, 1 << 16), "Number of levels of the buffer"),
+    "candidates": Field(64, integer(1, 1 << 16), "Number of new levels at a time"),
+    "replay_frac": Field(0.5, number(0, 1, above=True), "Fraction of games that start on a level of the buffer"),
+    "edits": Field(3, integer(1, 64), "Number of edits of a level with method=accel"),
+}
+
 OPPONENTS = {  # in competitive games during training
     "self_play_frac": Field(1.0, number(0, 1), "Fraction of games against the current policy"),
     "pool_size": Field(0, integer(0, 1024), "Number of past policies kept as opponents; 0: none"),
@@ -441,8 +459,8 @@ ALGO_NAME = Field("ppo", TEXT, "Name of the algorithm, which determines the othe
 GROUPS = {
     "env": ENV, "task": TASK, "model": MODEL, "model.lora": LORA, "rollout": ROLLOUT, "sampling": SAMPLING,
     "optim": OPTIM, "opponents": OPPONENTS, "population": POPULATION, "reward": REWARD, "curriculum": CURRICULUM,
-    "eval": EVAL, "search": SEARCH, "play": PLAY, "remote": REMOTE, "judge": JUDGE, "serve": SERVE,
-    "checkpoint": CHECKPOINT, "mesh": MESH, "distributed": DISTRIBUTED, "log": LOG,
+    "level_replay": LEVEL_REPLAY, "eval": EVAL, "search": SEARCH, "play": PLAY, "remote": REMOTE, "judge": JUDGE,
+    "serve": SERVE, "checkpoint": CHECKPOINT, "mesh": MESH, "distributed": DISTRIBUTED, "log": LOG,
 }  # fmt: skip
 
 FIELDS: dict[str, Field] = {
