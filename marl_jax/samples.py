@@ -78,7 +78,8 @@ class Samples:
         branch: int32 [N, T]. Completion on whose branch the token is; -1 for the trunk. None without branches.
         completion_at: int32 [R, B]. Index `row * S + completion` of every turn of every game in order of time. The last
             `lookahead` turns were only played to provide values that close the streams before them.
-        media: uint8 or uint16 [N, C]. Codes of the media in the row's prompt, see `envs.games.medium`; None for text.
+        media: uint8 or uint16 [N, C], codes of the media in the row's prompt, see `envs.games.medium`; or int32 [N, C],
+            prompt of the speaker whose soft message it contains, -1 where there is none. None for text.
         informative: bool [N, S]. Whether the rewards of the completion's group differ; None without groups.
         lookahead: Number of lookahead turns in `completion_at`.
         n_groups: Number of groups.

@@ -176,6 +176,7 @@ class ModelConfig:
     table: TableConfig | None = None
     resampler: ResamplerConfig | None = None  # fuses the embeddings of all media before they enter the sequence
     media_id: int | None = None  # placeholder of sounds and tables, if the model has no encoder of images
+    message_tokens: int = 0  # soft tokens of a message, see `models/messages.py`
 
     def __post_init__(self):
         known = isinstance(self.family, str) and self.family in FAMILIES
@@ -220,6 +221,8 @@ class ModelConfig:
             f"None or three integers >= 1 with sum {self.head_dim // 2}, head_dim / 2",
         )
         _check("mrope_sections", sections, sections is None or not self.learned_positions, "None for learned positions")
+        tokens = self.message_tokens
+        _check("message_tokens", tokens, is_whole(tokens) or tokens == 0, "an integer >= 0")
         _check("vision", vision, vision is None or isinstance(vision, VisionConfig), "None or a VisionConfig")
         if vision is not None:
             for name in ("image_id", "start_id", "end_id"):

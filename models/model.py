@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models import decoder, lora
+from models import decoder, lora, messages
 from models.attention import Attend, conversation_mask, default_kernel
 from models.audio import AudioEncoder
 from models.cache import Cache
@@ -71,7 +71,10 @@ class Model:
         """Return random parameters with stacked layers."""
         keys = {name: jax.random.fold_in(key, 1 + list(ENCODERS).index(name)) for name in self.encoders}
         own = {name: encoder.init(keys[name], dtype) for name, encoder in self.encoders.items()}
-        return {**self._stack.init(key, dtype), **own}
+        params = {**self._stack.init(key, dtype), **own}
+        if self.cfg.message_tokens:
+            params["message"] = messages.init(self.cfg, jax.random.fold_in(key, 2), params["embed"])
+        return params
 
     def abstract(self, dtype=jnp.float32) -> dict:
         """Return the shapes of the stacked parameters without allocating them."""
@@ -79,7 +82,8 @@ class Model:
 
     def axes(self) -> dict:
         """Return the axis letters of every stacked parameter."""
-        return {**self._stack.axes(), **{name: encoder.axes() for name, encoder in self.encoders.items()}}
+        letters = {**self._stack.axes(), **{name: encoder.axes() for name, encoder in self.encoders.items()}}
+        return letters | {"message": messages.AXES} if self.cfg.message_tokens else letters
 
     @property
     def n_params(self) -> int:

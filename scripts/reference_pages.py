@@ -38,6 +38,7 @@ GROUP_TITLES = {
     "population": "Population",
     "reward": "Rewards",
     "curriculum": "Curriculum",
+    "level_replay": "Level replay",
     "eval": "Evaluation",
     "search": "Workflow search",
     "play": "Play in the terminal",

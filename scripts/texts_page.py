@@ -22,6 +22,7 @@ FORMS = {
     "kuhn": dict(name="kuhn"),
     "leduc": dict(name="leduc"),
     "matrix": dict(name="matrix"),
+    "referential": dict(name="referential", cards=4),
     "plan_path": dict(name="plan_path", size=5, mask_invalid=True, **LEVELS),
     "sokoban, two roles": dict(name="sokoban", roles="two", **LEVELS),
     "sudoku, two roles, local view": dict(name="sudoku", roles="two", view="local", mask_invalid=True, **LEVELS),

@@ -88,6 +88,9 @@ class Game(abc.ABC):
     solvable: ClassVar[bool] = False
     """Whether an episode can be solved, see `success`."""
 
+    speakers: ClassVar[tuple[int, ...]] = ()
+    """For each seat, the seat whose soft messages it can read, -1 for none. Empty if the game has no speakers."""
+
     has_levels: ClassVar[bool] = False
     """Whether episodes start from the levels of a pool, with `n_levels`, `reset_level` and `reset_among`."""
 

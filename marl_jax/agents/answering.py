@@ -65,7 +65,7 @@ def act(
         central: Tokens and lengths for a central critic.
         candidates: Number K of completions per prompt. Each prompt is prefilled once, and rows b·K … b·K + K − 1 of the
             decision belong to prompt b.
-        media: [B, C], codes of the media in the prompts; None for text.
+        media: [B, C], codes of the media in the prompts, or prompts of the speakers; None for text.
     """
     adapters = policy.adapters(prepared, ids)
     last, cache = _read_prompts(policy, prepared, tokens, lengths, adapters, media)
@@ -120,7 +120,8 @@ def _read_prompts(policy: Policy, prepared, tokens, lengths, adapters, media):
     One-token completions need no cache. Then the weights stay stacked, which compiles several times faster.
     """
     batch, time = tokens.shape
-    seen = prompt_media.inputs(policy, prepared["model"], media, tokens, len(policy.prefix) + jnp.arange(time))
+    position = len(policy.prefix) + jnp.arange(time)
+    seen = prompt_media.inputs(policy, prepared["model"], media, tokens, position, lengths)
     read = functools.partial(policy.model.forward, prepared["model"], adapters=adapters, dtype=policy.dtype, **seen)
     slots = len(policy.prefix) + time + policy.width
     if not policy.decodes:
@@ -198,7 +199,7 @@ def values_at_prompt(
         (tokens, lengths), prefix = central, None
     assert tokens is not None
     position = len(policy.prefix) + jnp.arange(tokens.shape[1])
-    seen = prompt_media.inputs(policy, prepared["critic"]["model"], media, tokens, position)
+    seen = prompt_media.inputs(policy, prepared["critic"]["model"], media, tokens, position, lengths)
     last = critics.trunk(policy.model, prepared["critic"], tokens, lengths, policy.dtype, prefix=prefix, **seen)
     return critics.read(prepared["critic"], last)
 

@@ -68,6 +68,7 @@ class Policy:
         on_host: Whether completions come from a batcher, which does not evaluate the critic. The learner then fills in
             the values.
         medium: Pictures, sounds or tables in prompts; None for text.
+        message: Kind of soft messages, see `agents/messages.py`; "" for none.
     """
 
     model: Model
@@ -87,6 +88,12 @@ class Policy:
     simultaneous: bool = False
     on_host: bool = False
     medium: Medium | None = None
+    message: str = ""
+
+    @property
+    def message_tokens(self) -> int:
+        """Number of soft tokens M at the end of a prompt with a message."""
+        return self.model.cfg.message_tokens
 
     @property
     def width(self) -> int:

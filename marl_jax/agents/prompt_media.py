@@ -18,6 +18,7 @@ import numpy as np
 
 from envs.games.medium import Medium, Numbers, Sound
 from envs.games.picture import Picture
+from marl_jax.agents import messages
 from marl_jax.agents.policy import Policy
 from models.audio import HOP, AudioEncoder, log_mel
 from models.config import ModelConfig
@@ -27,19 +28,25 @@ from models.structured import TableEncoder
 
 
 def inputs(
-    policy: Policy, params: dict, codes: jax.Array | None, tokens: jax.Array, positions: jax.Array
+    policy: Policy,
+    params: dict,
+    codes: jax.Array | None,
+    tokens: jax.Array,
+    positions: jax.Array,
+    lengths: jax.Array,
 ) -> dict[str, Any]:
-    """Return the arguments of `Model.forward` for rows with media; {} for text.
+    """Return the arguments of `Model.forward` for rows with media or soft messages; {} for text.
 
     Args:
         policy: The policy.
         params: Parameters of the model that reads.
-        codes: [B, C], codes of the media, or None.
+        codes: [B, C], codes of the media, or prompts of speakers (`messages.py`), or None.
         tokens: int32 [B, T].
         positions: int32 [B, T] or [T]. Positions of the tokens in their conversations.
+        lengths: int32 [B]. Lengths of the prompts.
     """
-    if codes is None:
-        return {}
+    if policy.message or codes is None:
+        return messages.inputs(policy, params, codes, tokens, lengths)
     index = places(policy, tokens)
     given: dict[str, Any] = {"media": Media(embeddings(policy, params, codes), index)}
     medium = _medium(policy)

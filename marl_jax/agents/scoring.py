@@ -112,13 +112,19 @@ def magnet_logps(policy: Policy, weights: dict, *samples: Any) -> jax.Array:
 def before_answers(policy: Policy, params: dict, samples: Samples, adapters: lora.Lora | None) -> jax.Array:
     """Compute the hidden states [N, X, D] that predict the completion tokens."""
     read = _reader(policy, params, adapters)
-    seen = prompt_media.inputs(policy, params, samples.media, samples.tokens, samples.positions)
+    seen = _media(policy, params, samples)
     if samples.segment is None and samples.branch is None:
         hidden = read(samples.tokens, lengths=samples.lengths, adapters=adapters, **seen)
     else:
         given = dict(positions=samples.positions, lengths=samples.lengths, layout=_layout(samples))
         hidden = read(samples.tokens, adapters=adapters, **given | seen)
     return jnp.take_along_axis(hidden, samples.logits_index[..., None], axis=1)
+
+
+def _media(policy: Policy, params: dict, samples: Samples) -> dict[str, Any]:
+    """Return the arguments of `Model.forward` for the media or soft messages of samples."""
+    prompts = samples.context_len[:, 0] - samples.positions[:, 0]
+    return prompt_media.inputs(policy, params, samples.media, samples.tokens, samples.positions, prompts)
 
 
 def _layout(samples: Samples) -> Branches | Conversations:
@@ -244,7 +250,7 @@ def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing
 
 def _packed_media(policy: Policy, params: dict, samples: Samples, in_rows, slots: int) -> dict[str, Any]:
     """Return the arguments of `prompt_media.inputs` for packed rows, each with the media of its slots."""
-    seen = prompt_media.inputs(policy, params, samples.media, samples.tokens, samples.positions)
+    seen = _media(policy, params, samples)
     media: Media = seen["media"]
     cells = media.embeddings.shape[1]
     slot = jnp.arange(samples.n)[:, None] % slots

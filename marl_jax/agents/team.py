@@ -29,7 +29,8 @@ from marl_jax.agents.policy import Policy
 from marl_jax.devices import placement
 from marl_jax.devices.aot import SharedPrograms, compiler_options_once
 from marl_jax.samples import Samples, row_length
-from models.model import Model
+from models import messages
+from models.model import Model, build
 from models.sharding import param_shardings
 from models.tokenizers import Tokenizer
 from models.weights.load import load, read_config
@@ -108,8 +109,8 @@ class Backbone:
 
     @property
     def prompt_length(self) -> int:
-        """Maximum number of prompt tokens after the prefix."""
-        return self.game_prompt.opening_length - len(self.policy.prefix)
+        """Maximum number of prompt tokens after the prefix, with a soft message."""
+        return self.game_prompt.opening_length - len(self.policy.prefix) + self.policy.message_tokens
 
     @property
     def row(self) -> int:
@@ -134,8 +135,18 @@ class Backbone:
         return init(key)
 
     def _loaded(self, place: str, key: jax.Array, dtype: Any, shardings: dict) -> dict:
-        """Load the parameters; with files of a text model, the encoder is new."""
+        """Load the parameters; with files of a text model, the encoder is new.
+
+        Parameters of soft messages are always new, because no files have them.
+        """
         cfg, encoder = self.model.cfg, self.model.vision
+        if cfg.message_tokens:
+            placed = dict(shardings)
+            settings: dict[str, Any] = dict(out_shardings=placed.pop("message"))
+            text = dataclasses.replace(self, model=build(dataclasses.replace(cfg, message_tokens=0)))
+            params = text._loaded(place, key, dtype, placed)
+            fresh = jax.jit(functools.partial(messages.init, cfg), **settings)
+            return {**params, "message": fresh(jax.random.fold_in(key, 2), params["embed"])}
         if encoder is None or read_config(place).vision is not None:
             return load(place, cfg, dtype, shardings)[1]
         placed = dict(shardings)
@@ -210,6 +221,16 @@ class Team:
     def medium(self) -> Medium | None:
         """Media in prompts, which all backbones share; None for text."""
         return self.backbones[0].policy.medium
+
+    @property
+    def message(self) -> str:
+        """Kind of soft messages; "" for none."""
+        return self.backbones[0].policy.message
+
+    @property
+    def message_tokens(self) -> int:
+        """Number of tokens of a soft message."""
+        return self.backbones[0].policy.message_tokens
 
     @property
     def prompts(self) -> Prompts:

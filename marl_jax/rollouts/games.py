@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from envs.games.game import Game, Reward
-from marl_jax.agents import critics
+from envs.games.roles import puzzle_state
+from marl_jax.agents import critics, messages
 from marl_jax.agents.seating import Seating
 from marl_jax.agents.team import Team
 from marl_jax.rollouts.conversations.contexts import Context, HistoryContext, TurnContext
@@ -271,7 +272,8 @@ class GameRollout:
         total = jax.tree.map(jnp.add, games.total, reward)
         paid = self._weigh(reward) if self.dense else self._weigh(total) * ended[:, None]
         record = self._record(games, seen, decision, policy, paid, ended, central)
-        finished = Finished(ended, total, games.turn + 1, games.seat)
+        level = puzzle_state(games.state).level if self.game.has_levels else None
+        finished = Finished(ended, total, games.turn + 1, games.seat, level=level)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
         return (
             after,
@@ -402,7 +404,7 @@ class Seen:
         lengths: int32 [B]. Lengths of the prompts.
         skip: int32 [B]. Length of the common prefix.
         legal: bool [B, A]. Legal actions.
-        media: [B, C]. Codes of the media in the prompts; None for text.
+        media: [B, C]. Codes of the media in the prompts or prompts of speakers; None for text.
     """
 
     seat: jax.Array
@@ -420,11 +422,16 @@ def look(
     game: Game, team: Team, view: Any, seat: jax.Array, policy: jax.Array, through: jax.Array | None = None
 ) -> Seen:
     """Observe B games with self-contained prompts, in rows with room for a completion."""
-    prompts, lengths = jax.vmap(team.prompts.opening)(view, seat, policy)
-    room = row_length(prompts.shape[1], team.width) - prompts.shape[1]
-    prompts = constrain(jnp.pad(prompts, ((0, 0), (0, room))), "BT")
+    opening = jax.vmap(team.prompts.opening)
+    prompts, lengths = opening(view, seat, policy)
     legal, medium = jax.vmap(game.legal)(view), team.medium
     media = None if medium is None else jax.vmap(medium.codes)(view, seat)
+    if team.message:
+        speaker = messages.speaker_of(game, seat)
+        media = messages.heard(team.message, *opening(view, jnp.maximum(speaker, 0), policy), speaker >= 0)
+        lengths = lengths + team.message_tokens * (speaker >= 0)
+    room = row_length(prompts.shape[1] + team.message_tokens, team.width) - prompts.shape[1]
+    prompts = constrain(jnp.pad(prompts, ((0, 0), (0, room))), "BT")
     return Seen(seat, through, policy, view, prompts, lengths, team.prompts.skip(policy), legal, media)
 
 

@@ -94,6 +94,30 @@ def _pictures(c: ConfigDict) -> Iterator[str]:
             yield f"{start} with {field}.name {model.name!r}, but the model must be one of: {seeing}"
 
 
+def _messages(c: ConfigDict) -> Iterator[str]:
+    if not c.env.message_tokens:
+        return
+    start = f"config.env.message_tokens is {c.env.message_tokens}"
+    if not (game := _made(c)).speakers:
+        yield f"{start}, but must be 0: {game.name} has no speakers"
+    if (critic := settings_from(c.algo).critic) in critics.CENTRAL:
+        field = f"algo.critic {critic!r}" if critic == "central" else f"algo.name {c.algo.name!r}"
+        yield f"{start} with {field}, but must be 0: a central critic joins the prompts of all seats"
+    for field, value, accepted in (
+        ("env.context", c.env.context, "turn"),
+        ("env.observation", c.env.observation, "text"),
+        ("env.symmetry", c.env.symmetry, False),
+    ):
+        if value != accepted:
+            yield f"{start} with {field} {value!r}, but {field} must be {accepted!r}"
+    if len(c.policies) > 1 or c.model.lora.rank:
+        field = "model.lora.rank" if c.model.lora.rank else "policies"
+        yield (
+            f"{start}, but must be 0 with several policies or adapters ({field}): speaker and listener share all "
+            "weights, which are trained"
+        )
+
+
 def _seat_bots(c: ConfigDict) -> Iterator[str]:
     for agent, player in c.agents.items():
         if player.startswith(BOT):
@@ -265,6 +289,23 @@ def _curriculum(c: ConfigDict) -> Iterator[str]:
         yield f"config.env.params.{field} is {reward:g} with a curriculum, but must be > 0 to count solved games"
 
 
+def _level_replay(c: ConfigDict) -> Iterator[str]:
+    if not (method := c.level_replay.method):
+        return
+    start = f"config.level_replay.method is {method!r}"
+    game = games.game_class(c.env.name)
+    if game is not games.game_class("plan_path") and game is not games.game_class("sokoban"):
+        yield f"{start} with env.name {c.env.name!r}, but must be one of: plan_path, sokoban"
+    if c.env.params.get("roles", "one") != "one":
+        yield f"{start} with env.params.roles {c.env.params.roles!r}, but roles must be 'one'"
+    if c.algo.name != "ppo":
+        yield f"{start} with algo.name {c.algo.name!r}, but algo.name must be 'ppo'"
+    if c.curriculum.enabled:
+        yield f"{start} with curriculum.enabled True, but they are mutually exclusive"
+    if c.env.context != "turn":
+        yield f"{start} with env.context {c.env.context!r}, but env.context must be 'turn'"
+
+
 def _tasks_only(c: ConfigDict) -> Iterator[str]:
     if c.rollout.in_flight_updates:
         yield (
@@ -278,8 +319,8 @@ def _tasks_only(c: ConfigDict) -> Iterator[str]:
 
 
 COMBINATIONS = (
-    _seats, _seat_bots, _history, _reasoning, _pictures, _opponents, _population, _evaluation, _best_of, _best,
-    _rewards, _curriculum, _tasks_only,
+    _seats, _seat_bots, _history, _reasoning, _pictures, _messages, _opponents, _population, _evaluation, _best_of,
+    _best, _rewards, _curriculum, _level_replay, _tasks_only,
 )  # fmt: skip
 
 ONLY_LEARNING = (_best,)

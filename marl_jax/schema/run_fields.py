@@ -84,6 +84,18 @@ ENV = {
         choice("interleaved", "prepended"),
         "Place of several media in prompts; interleaved: where their text would be; prepended: all before the text",
     ),
+    "message_tokens": Field(
+        0,
+        integer(0, 64),
+        "Number of soft tokens that a listener reads at the end of its prompt, computed from the speaker's prompt; "
+        "0: no soft messages",
+    ),
+    "message": Field(
+        "soft",
+        choice("soft", "detached", "shuffled", "frozen"),
+        "Kind of soft messages; detached: the speaker gets no gradients; shuffled: of another game; frozen: random "
+        "constants",
+    ),
     "reasoning": Field(
         False, SWITCH, "Whether the prompt asks for reasoning before the move; requires rollout.completion=free"
     ),
@@ -140,6 +152,24 @@ CURRICULUM = {  # at difficulty level g of n, puzzles are drawn from the easiest
     "up": Field(0.8, number(0, 1, above=True), "Fraction of solved games at which the difficulty level rises by one"),
     "down": Field(0.2, number(0, 1), "Fraction of solved games below which the difficulty level falls by one"),
     "window": Field(256, integer(1, 1 << 20), "Number of games between decisions about the difficulty level"),
+}
+
+LEVEL_REPLAY = {  # of puzzles, see docs/level_replay.md
+    "method": Field(
+        "",
+        choice("", "plr", "robust_plr", "accel"),
+        "Source of training levels; plr: a buffer of informative levels and new ones; robust_plr: new levels only get "
+        "a score; accel: robust, and new levels are edits of replayed ones; '': the pool",
+    ),
+    "score": Field(
+        "learnability",
+        choice("learnability", "regret"),
+        "Score of a level; learnability: p (1 - p) for the success rate p; regret: optimal minus mean return",
+    ),
+    "capacity": Field(128, integer(1, 1 << 16), "Number of levels of the buffer"),
+    "candidates": Field(64, integer(1, 1 << 16), "Number of new levels at a time"),
+    "replay_frac": Field(0.5, number(0, 1, above=True), "Fraction of games that start on a level of the buffer"),
+    "edits": Field(3, integer(1, 64), "Number of edits of a level with method=accel"),
 }
 
 OPPONENTS = {  # in competitive games during training
@@ -442,8 +472,8 @@ ALGO_NAME = Field("ppo", TEXT, "Name of the algorithm, which determines the othe
 GROUPS = {
     "env": ENV, "task": TASK, "model": MODEL, "model.lora": LORA, "rollout": ROLLOUT, "sampling": SAMPLING,
     "optim": OPTIM, "opponents": OPPONENTS, "population": POPULATION, "reward": REWARD, "curriculum": CURRICULUM,
-    "eval": EVAL, "search": SEARCH, "play": PLAY, "remote": REMOTE, "judge": JUDGE, "serve": SERVE,
-    "checkpoint": CHECKPOINT, "mesh": MESH, "distributed": DISTRIBUTED, "log": LOG,
+    "level_replay": LEVEL_REPLAY, "eval": EVAL, "search": SEARCH, "play": PLAY, "remote": REMOTE, "judge": JUDGE,
+    "serve": SERVE, "checkpoint": CHECKPOINT, "mesh": MESH, "distributed": DISTRIBUTED, "log": LOG,
 }  # fmt: skip
 
 FIELDS: dict[str, Field] = {

@@ -89,6 +89,8 @@ def _judge(c: ConfigDict) -> Iterator[str]:
 def _games_only(c: ConfigDict) -> Iterator[str]:
     if c.curriculum.enabled:
         yield f"config.curriculum.enabled is True with task.name {c.task.name!r}, but must be False except for puzzles"
+    if c.level_replay.method:
+        yield f"config.level_replay.method is {c.level_replay.method!r}, but must be '' for tasks"
     if c.opponents.self_play_frac < 1 or c.opponents.bots or c.opponents.pool_size:
         yield f"config.opponents is set with task.name {c.task.name!r}, but must have its defaults: only games use it"
     if c.population.method:

@@ -15,6 +15,7 @@ from envs.games.bots import bot_names, make_bot
 from envs.games.game import Bot, Game
 from envs.games.medium import Medium
 from envs.games.parser import make_parser
+from envs.games.puzzle import Puzzle
 from envs.games.registry import make_medium, make_text
 from envs.games.text import Prompt
 from marl_jax.agents import critics, prompt_media
@@ -29,7 +30,9 @@ from marl_jax.rollouts.base import GameParts, JittedRollout, RunParts
 from marl_jax.rollouts.conversations.threads import History
 from marl_jax.rollouts.curriculum import Curriculum, LadderRule
 from marl_jax.rollouts.games import GameRollout, central_length
+from marl_jax.rollouts.level_replay import LevelReplay
 from marl_jax.rollouts.opponents import Opponents, make_sections
+from marl_jax.rollouts.replayed_levels import ReplayedLevels
 from marl_jax.rollouts.seated_team import BestOf, SeatedTeam
 from marl_jax.sampling.choice import make_choices
 from marl_jax.schema.batches import check_batches
@@ -65,8 +68,14 @@ class GameSetup(Setup):
 
     @property
     def rollout(self) -> JittedRollout:
-        """Source of the training samples, with the curriculum if it is enabled."""
+        """Source of the training samples, with level replay or the curriculum if enabled."""
         rollout, c = self.algorithm.rollout(self.parts), self.config.curriculum
+        if (replay := self.config.level_replay).method:
+            puzzle = cast(Puzzle, self.game)
+            fields = {name: replay[name] for name in ("capacity", "candidates", "replay_frac", "score")}
+            edits = replay.edits if replay.method == "accel" else 0
+            rule = LevelReplay(**fields, robust=replay.method != "plr", edits=edits)
+            return ReplayedLevels(cast(GameRollout, rollout), rule, puzzle.levels.arrays)
         if not c.enabled:
             return cast(JittedRollout, rollout)
         rollout = cast(GameRollout, rollout)
@@ -102,6 +111,7 @@ class GameSetup(Setup):
             "games": c.rollout.num_envs,
             "pool": c.opponents.pool_size,
             "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},
+            **({"level_replay": c.level_replay.to_dict()} if c.level_replay.method else {}),
         }
 
     def _opponents(self) -> Opponents | None:
@@ -156,9 +166,13 @@ def make(
         history = config.env.context == "history"
         settings = dict(rules=prompt.prefix, keeps_cache=history, n_seats=game.n_players)
         settings |= dict(answers=_answers(config, prompt, tokenizer), simultaneous=game.simultaneous, medium=medium)
-        return prompt, settings
+        return prompt, settings | dict(message=config.env.message if config.env.message_tokens else "")
 
-    backbones = make_backbones(config, algorithm, mesh, find, environment, workdir, programs)
+    def find_with_messages(chosen: ConfigDict):
+        cfg, place, tokenizer = find(chosen)
+        return dataclasses.replace(cfg, message_tokens=config.env.message_tokens), place, tokenizer
+
+    backbones = make_backbones(config, algorithm, mesh, find_with_messages, environment, workdir, programs)
     _check_tokenizers(config, backbones)
     seating = _seating(config, game, policies)
     setup = GameSetup(config, mesh, Team(backbones, policies), seating, algorithm, workdir, programs, game=game)

@@ -98,7 +98,9 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
     env = run.get("env")
     if env and env["name"] == setup.config.env.name:
         there, here = env, setup.config.env.to_dict()
-        problems += differences(there, {name: here[name] for name in ("text", "reasoning", "style", "context")}, "env")
+        problems += differences(
+            there, {name: here[name] for name in ("text", "reasoning", "style", "context", "message_tokens")}, "env"
+        )
         there, here = of_rules(there["params"]), of_rules(here["params"])
         every = dict.fromkeys([*there, *here])
         problems += differences({**every, **there}, {**every, **here}, "env.params")

@@ -121,6 +121,16 @@ class Lookup(Reader):
         """Own answer."""
 
 
+class Referential(Reader):
+    """The speaker's card stays, and the listener hears the message."""
+
+    def update(self, event):
+        """Who, and the message or the card."""
+        _, action = event
+        if self.seat == 1 and action < self.game.messages:
+            self.known[-1] = self.game.cards + action
+
+
 class Puzzle(Reader):
     """Moves, proposals, and in a local view what the executor sees."""
 
@@ -422,6 +432,7 @@ READERS = {
     "kuhn": Kuhn,
     "leduc": Leduc,
     "matrix": Matrix,
+    "referential": Referential,
     "plan_path": PlanPath,
     "sokoban": Sokoban,
     "sudoku": Sudoku,

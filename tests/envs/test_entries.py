@@ -29,6 +29,7 @@ OWN_BOTS = {
     "kuhn": ("equilibrium",),
     "leduc": ("equilibrium",),
     "matrix": ("optimal",),
+    "referential": ("optimal",),
     "plan_path": ("solver",),
     "sokoban": ("solver",),
     "sudoku": ("solver",),

@@ -26,6 +26,7 @@ VARIANTS = {
     "leduc": ("leduc", {}),
     "leduc_plain": ("leduc", dict(suits=False)),
     "matrix": ("matrix", {}),
+    "referential": ("referential", {}),
     "plan_path": ("plan_path", dict(size=5, n_train=16, n_test=4)),
     "plan_path_local": ("plan_path", dict(size=5, n_train=16, n_test=4, roles="two", view="local")),
     "sokoban": ("sokoban", dict(n_train=16, n_test=4)),

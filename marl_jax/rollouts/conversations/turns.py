@@ -33,7 +33,7 @@ class Turn:
         ends: bool [B·K]. Whether the episode ends.
         counts: float32 [B·K]. Weight of the completion in the loss.
         central: Input of a central critic, or None.
-        media: [B, C]. Codes of the media in the prompts, or None.
+        media: [B, C]. Codes of the media in the prompts or prompts of speakers, or None.
     """
 
     prompts: jax.Array | None
@@ -127,6 +127,7 @@ class Finished:
         seat: int32. Seat of the learner.
         dropped: int32. Number of completions of this turn with a loss weight that did not fit in their row; None if all
             fit.
+        level: int32. Level of the game, `state.level`; None for games without levels.
     """
 
     ended: jax.Array
@@ -134,6 +135,7 @@ class Finished:
     length: jax.Array
     seat: jax.Array
     dropped: jax.Array | None = None
+    level: jax.Array | None = None
 
 
 def game_metrics(
