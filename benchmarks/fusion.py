@@ -26,7 +26,7 @@ from marl_jax.agents import prompt_media
 from marl_jax.evaluation.intervals import wilson
 from marl_jax.setup.games import GameSetup
 
-BATCH, QUESTIONS = 256, 1024
+BATCH, QUESTIONS = 128, 1024
 """Questions of an update and of an evaluation."""
 
 
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--inputs", nargs="+", default=list(fusion.INPUTS), help="inputs that the model gets")
     parser.add_argument("--board", default="table", help="table or picture")
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds")
-    parser.add_argument("--steps", type=int, default=600, help="number of updates of 256 questions")
+    parser.add_argument("--steps", type=int, default=1200, help="number of updates of 128 questions")
     parser.add_argument("--rate", type=float, default=2e-3, help="learning rate")
     args = parser.parse_args()
     print("| fusion | inputs | seed | answers that need both | number of the tone | answers after each tenth |")
