@@ -27,17 +27,9 @@ from tests.marl_jax.tiny_play import TOKENIZER
 from tests.marl_jax.tiny_refill import Refilled
 from tests.models.tiny_models import quick_jit
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
 TIC_TAC_TOE = tiny.game("tic_tac_toe")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs run for milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def sections():
