@@ -18,7 +18,7 @@ from marl_jax.schema import validate
 from tests.conftest import examples
 from tests.marl_jax import tiny_plan, tiny_task
 from tests.marl_jax.algorithms.test_at_grpo import GAME, program
-from tests.marl_jax.tiny_refill import Refilled, check
+from tests.marl_jax.rollouts.tiny_refill import Refilled, check
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

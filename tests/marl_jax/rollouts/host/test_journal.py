@@ -219,7 +219,7 @@ def test_the_rollout_forgets_journals_that_a_checkpoint_made_useless(tmp_path):
 
 
 def start(folder):
-    command = [sys.executable, "-m", "tests.marl_jax.host_run", str(folder)]
+    command = [sys.executable, "-m", "tests.marl_jax.rollouts.host.host_run", str(folder)]
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})
 
 
