@@ -88,7 +88,7 @@ def test_the_belief_is_that_of_full_enumeration(turns):
     assert narrow  # moves and hints have excluded most hands
 
 
-@pytest.mark.nightly_for("3", "4", "5")
+@pytest.mark.nightly_for("3", "4", "5", "2")
 @pytest.mark.parametrize("players", [2, 3, 4, 5])
 def test_a_seat_knows_where_its_cards_come_from(players):
     game = Hanabi(players=players, colors=3)

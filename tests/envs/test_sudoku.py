@@ -86,6 +86,7 @@ def play(game, indices, keys, random):
     return jax.vmap(one)(indices, keys)
 
 
+@pytest.mark.nightly_for("False")
 @pytest.mark.parametrize("random", [True, False])
 def test_play_equals_the_reference(game, random):
     keys = jax.random.split(jax.random.key(3), game.n_levels)
