@@ -31,6 +31,11 @@ hypothesis.settings.register_profile("marl_jax", derandomize="MARL_JAX_SOAK" not
 hypothesis.settings.load_profile("marl_jax")
 
 
+def examples(n: int) -> int:
+    """Return the number of examples of a property test: n in `make soak`, a quarter of it otherwise."""
+    return n if "MARL_JAX_SOAK" in os.environ else -(-n // 4)
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by `-m`
 def pytest_collection_modifyitems(items):
     """Apply `nightly_for`, and start the files marked `long` first so that no worker is left alone with one."""
@@ -54,6 +59,34 @@ def own_console():
             handler.close()
         logger.handlers[:] = handlers
         logger.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    """Keep every compiled program of the module, so that a second run of a kind need not compile."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    def use(settings):
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    use(dict(zip(names, (str(tmp_path_factory.mktemp("compiled")), 0), strict=True)))
+    yield
+    use(before)
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """Compile without most optimizations, for programs that run for milliseconds."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def pytest_collection_finish():

@@ -243,12 +243,13 @@ def test_the_perfect_bot_wins_from_every_winning_heap(added):
     assert bot_names("nim") == ("random", "modulo")
     for heap in range(1, 13):
         game = make("nim", heap=heap)
-        bots = [make_bot(game, "modulo"), make_bot(game, "random")]
+        step = jax.jit(game.step)
+        acts = [jax.jit(make_bot(game, name).act) for name in ("modulo", "random")]
         for seed in range(3):
             state, total = game.reset(jax.random.key(seed)), np.zeros(2)
             while not game.done(state):
                 key = jax.random.fold_in(jax.random.key(seed), int(state.left))
-                state, reward = game.step(state, bots[int(state.player)].act(state, key))
+                state, reward = step(state, acts[int(state.player)](state, key))
                 total += reward.agent
             assert total.sum() == 0 and abs(total[0]) == 1
             assert heap % 4 == 0 or total[0] == 1

@@ -280,6 +280,9 @@ def test_hanabi_observation_hides_the_own_hand():
 # ------------------------------------------------------------------------------------------------------------- tasks
 
 
+@pytest.mark.nightly_for(
+    "half_blind", "debate", "propose", "dataset", "discovery", "workflow", "math", "hidden_profile"
+)
 @pytest.mark.parametrize(
     "name",
     [name for name in TASKS if name not in ("code", "program", "planning")]

@@ -43,7 +43,7 @@ def small(name: str, **params) -> Game:
     return make(name, **(SMALL if GAMES.get(name).rules.has_levels else {}), **params)
 
 
-@pytest.mark.nightly_for("kuhn", "leduc")
+@pytest.mark.nightly_for("kuhn", "leduc", "warehouse", "pursuit", "hanabi", "sudoku", "connect_four", "sokoban")
 @pytest.mark.parametrize("name", GAMES)
 def test_bots_by_name(name):
     game = small(name)

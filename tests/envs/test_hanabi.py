@@ -121,7 +121,7 @@ def normal(view: str) -> str:
     return head + "Discards: " + " ".join(sorted(discards.split()))
 
 
-@pytest.mark.nightly_for("full-3", "full-4", "full-5", "odd")
+@pytest.mark.nightly_for("full-3", "full-4", "full-5", "odd", "very-small", "one-rank")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_playouts_equal_open_spiel(name):
     game = make("hanabi", **CONFIGS[name])
@@ -225,7 +225,7 @@ def test_step_commutes_with_renaming_colors(bot_games):
         assert np.array_equal(LEGAL(image).sum(1), LEGAL(states).sum(1))
 
 
-@pytest.mark.nightly_for("3", "4", "5")
+@pytest.mark.nightly_for("3", "4", "5", "2")
 @pytest.mark.parametrize("players", [2, 3, 4, 5])
 def test_prompts_and_scores_of_a_permuted_game_are_permuted_and_the_same(players):
     """Other-Play: a seat that sees renamed colors reads the same words, and its moves, mapped back, score the same."""
@@ -260,7 +260,7 @@ def one(state):
 
 def test_latest_moves_say_what_everybody_saw():
     def step(state, action):
-        return jax.tree.map(lambda x: x[0], STEP(one(state), jnp.full((ROWS,), action)))
+        return jax.tree.map(lambda x: x[0], jax.device_get(STEP(one(state), np.full((ROWS,), action))))
 
     deck = jnp.asarray(np.repeat(np.arange(25), np.tile(copies(5), 5)))  # R1 R1 R1 R2 R2 | R3 R3 R4 R4 R5 | Y1 …
     state, _ = step(GAME.reset_from_deck(deck), 15 + 3)  # tell about rank 4

@@ -20,7 +20,7 @@ from envs.games.token_codes import RUN, token_codes
 from models import tokenizers
 from models.tokenizers.bpe import BYTE, CONTROL, NORMAL, UNKNOWN, byte_characters, byte_level_bpe, sentencepiece_bpe
 from models.tokenizers.tokenizer import build
-from tests.conftest import nightly_cases, published, shared_data
+from tests.conftest import examples, nightly_cases, published, shared_data
 
 pytestmark = pytest.mark.long
 
@@ -146,7 +146,7 @@ def questions(draw, sets, whole=False):
 
 @pytest.mark.nightly_for("smollm2-135m", "merged", "pieces")
 @pytest.mark.parametrize("kind", nightly_cases(KINDS, "qwen2.5"))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_jit_finds_in_tokens_what_is_in_the_text(kind, data):
     key, written, legal = data.draw(questions(KINDS[kind]))
@@ -163,7 +163,7 @@ def test_jit_finds_in_tokens_what_is_in_the_text(kind, data):
 
 @pytest.mark.nightly_for("qwen2.5", "smollm2-135m", "merged", "bytes")
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_any_tokens_are_read_as_their_bytes(kind, data):
     """Also those that no text is encoded to, ids without a token, and broken UTF-8."""
@@ -184,7 +184,7 @@ def test_any_tokens_are_read_as_their_bytes(kind, data):
         assert found == [answers.parse(names, t, allowed) for t, allowed in zip(decoded, legal, strict=True)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(question=questions(SETS))
 @example((("one"), ["KISS \u212aiss kiſs"], np.ones((1, 1), bool)))
 def test_the_definition_reads_as_it_is_written(question):

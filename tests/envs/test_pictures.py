@@ -70,7 +70,9 @@ def test_every_game_has_pictures():
     assert all(GAMES.get(name).medium for name in GAMES.names())
 
 
-@pytest.mark.nightly_for("*-compact", "hanabi-full", "leduc-full", "sokoban-full", "pursuit-full", "warehouse*-full")
+@pytest.mark.nightly_for(
+    "*-compact", "hanabi-full", "leduc-full", "sokoban-full", "pursuit-full", "warehouse*-full", "plan_path-full"
+)
 @pytest.mark.parametrize("style", ["full", "compact"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_picture_shows_exactly_what_the_text_says(variant, style):

@@ -15,7 +15,7 @@ from envs.games import text as texts
 from envs.games.exact import ITERATIONS, EquilibriumBot
 from envs.games.leduc.symmetry import LeducSymmetry
 from envs.games.registry import make, make_text
-from tests.conftest import nightly_cases
+from tests.conftest import examples, nightly_cases
 
 pyspiel = pytest.importorskip("pyspiel")
 SPIEL = {"kuhn": "kuhn_poker", "leduc": "leduc_poker"}
@@ -111,7 +111,7 @@ def test_the_solution_has_the_value_of_the_game(name, value, near):
 
 
 @given(st.integers(0, 10_000), st.booleans(), st.sampled_from(GAMES), st.integers(0, 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_best_response_earns_what_it_says_and_no_policy_more(seed, sparse, name, seat):
     ours = tree(name)
     policy, other = random_policy(ours, seed, sparse), random_policy(ours, seed + 1)
@@ -189,10 +189,16 @@ def test_suits_mean_nothing():
     actions = jnp.asarray(ours.legal.argmax(1))
     found, expected = jax.jit(jax.vmap(jax.vmap(both, (None, None, 0)), (0, 0, None)))(ours.states, actions, numbers)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-    deals = jax.vmap(lambda i: symmetry.apply(ours.game.deal(jnp.int32(0)), i).cards)(numbers)
-    all_ranks = jax.vmap(lambda i: symmetry.apply(ours.game.deal(jnp.int32(0))._replace(cards=jnp.array([0, 2, 4])), i))
-    assert len({tuple(cards) for cards in np.asarray(all_ranks(numbers).cards).tolist()}) == 8
-    assert (np.asarray(deals) // 2 == np.asarray(deals)[0] // 2).all()
+
+    @jax.jit
+    @jax.vmap
+    def exchanged(i):
+        deal = ours.game.deal(jnp.int32(0))
+        return symmetry.apply(deal, i).cards, symmetry.apply(deal._replace(cards=jnp.array([0, 2, 4])), i).cards
+
+    deals, all_ranks = jax.device_get(exchanged(numbers))
+    assert len({tuple(cards) for cards in all_ranks.tolist()}) == 8
+    assert (deals // 2 == deals[0] // 2).all()
 
 
 def test_drawings_hide_what_a_player_does_not_see():
@@ -200,10 +206,10 @@ def test_drawings_hide_what_a_player_does_not_see():
     state = kuhn.deal(jnp.int32(1))  # a jack and a king
     assert view.board(kuhn, state) == "player 0  jack\nplayer 1  king\nmoves     –"
     assert "king" not in view.board(kuhn, state, 0) and "jack" in view.board(kuhn, state, 0)
-    state = leduc.deal(jnp.int32(3))._replace(cards=jnp.array([0, 3, 4]))
+    step, state = jax.jit(leduc.step), leduc.deal(jnp.int32(3))._replace(cards=np.array([0, 3, 4]))
     assert view.board(leduc, state, 1).split("\n")[:3] == ["player 0  ?", "player 1  queen of hearts", "public    ?"]
     for action in (2, 1):
-        state, _ = leduc.step(state, jnp.int32(action))
+        state, _ = step(state, np.int32(action))
     assert "public    king of spades" in view.board(leduc, state) and "raise, call" in view.board(leduc, state)
     letters = [element.text for element in ElementTree.fromstring(view.svg(leduc, state, 0)).iter() if element.text]
     assert "K" in letters and "J" in letters and "?" in letters and "Q" not in letters

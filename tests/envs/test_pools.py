@@ -15,6 +15,7 @@ from envs.games.plan_path.rules import PlanPath
 from envs.games.registry import make
 from envs.games.sokoban import levels as sokoban
 from envs.games.sudoku import levels as sudoku
+from tests.conftest import examples
 
 SMALL = {"n_train": 20, "n_test": 5}
 ROOMS = {"plan_path": plan_path, "sokoban": sokoban, "sudoku": sudoku}
@@ -40,7 +41,7 @@ def mirrored(name, arrays, which):
     return image
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.integers(0, 50), st.integers(0, 50), st.sampled_from(sorted(ROOMS)))
 def test_train_of_one_seed_never_meets_test_of_another(first, second, name):
     room = ROOMS[name]
@@ -50,7 +51,7 @@ def test_train_of_one_seed_never_meets_test_of_another(first, second, name):
     assert (one == two) == (first == second)
 
 
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(st.integers(0, 19), st.integers(0, 7), st.sampled_from(sorted(ROOMS)))
 def test_mirror_images_are_the_same_level(row, which, name):
     room = ROOMS[name]
@@ -58,7 +59,7 @@ def test_mirror_images_are_the_same_level(row, which, name):
     assert room.keys(mirrored(name, level, which)) == room.keys(level)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 19), st.randoms(use_true_random=False))
 def test_sudoku_key_survives_everything_that_keeps_a_sudoku(row, random):
     puzzle = sudoku.generate(**SMALL).train["puzzle"][row]

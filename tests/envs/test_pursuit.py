@@ -72,7 +72,7 @@ def test_perfect_play_takes_exactly_the_rounds_of_the_table():
     np.testing.assert_array_equal((end.turn + 2) // 3, rounds)
     np.testing.assert_allclose(total[:, 0], game.payoff(rounds), rtol=1e-6)
     np.testing.assert_array_equal(total, total[:, :1] * [1, 1, -1])
-    assert jax.vmap(game.endings)(end)["captured"].all()
+    assert np.all(jax.jit(jax.vmap(game.endings))(end)["captured"])
 
 
 def test_a_weaker_side_loses_rounds():
@@ -82,7 +82,7 @@ def test_a_weaker_side_loses_rounds():
 
 def test_the_evader_wins_when_the_rounds_are_over():
     game, _, end, total = played(("random", "random", "solver"), rounds=2)
-    caught = jax.vmap(game.endings)(end)["captured"]
+    caught = np.asarray(jax.jit(jax.vmap(game.endings))(end)["captured"])
     assert 0 < caught.sum() < len(caught) and (total[~caught] == [-1, -1, 1]).all() and (end.turn[~caught] == 6).all()
 
 
@@ -119,7 +119,8 @@ def test_lost_rounds_are_process_rewards_of_the_mover():
     game = make("pursuit", lost_round_reward=-1.0)
     state = game.start(jnp.array([0, 4, 12]))
     assert game.reward_levels_with({"lost_round_reward": -1.0}) == ("agent", "process")
-    rewards = [jax.jit(game.step)(state, jnp.int32(action))[1].process for action in range(5)]
+    step = jax.jit(game.step)
+    rewards = [np.asarray(step(state, np.int32(action))[1].process) for action in range(5)]
     rounds = solver.rounds_to_capture(game.shape)
     for action, target in enumerate(solver.targets(game.shape)[0]):
         if target >= 0:

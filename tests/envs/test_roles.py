@@ -37,6 +37,7 @@ def run(game, bot, index):
     return jax.lax.scan(step, (game.reset_level(index), jnp.zeros(5)), keys)[0]
 
 
+@pytest.mark.nightly_for("plan_path", "sudoku")
 def test_inner_game_is_untouched_by_proposals_and_paid_as_alone(puzzle):
     """Random proposals and random moves: the puzzle goes as if the executor played alone."""
     inner = puzzle
@@ -70,8 +71,9 @@ def test_inner_game_is_untouched_by_proposals_and_paid_as_alone(puzzle):
 def test_planner_reward_depends_on_the_proposal():
     game = TwoRole(PUZZLES["plan_path"], planner_weight=2.0)
     state = game.reset_level(0)
-    paid = np.asarray(jax.vmap(game.step, in_axes=(None, 0))(state, jnp.arange(4))[1].process[:, PLANNER])
-    alone = jax.vmap(game.game.step, in_axes=(None, 0))(state.inner, jnp.arange(4))[1]
+    each = lambda step: jax.jit(jax.vmap(step, in_axes=(None, 0)))  # noqa: E731
+    paid = np.asarray(each(game.step)(state, np.arange(4))[1].process)[:, PLANNER]
+    alone = jax.device_get(each(game.game.step)(state.inner, np.arange(4))[1])
     np.testing.assert_allclose(paid, 2 * (alone.team + alone.agent[:, 0] + alone.process[:, 0]), atol=1e-6)
     assert len(set(paid.round(4).tolist())) > 1
 
@@ -109,11 +111,12 @@ def test_executor_sees_its_surroundings_only():
 def test_sudoku_executor_sees_what_touches_the_proposed_cell():
     game = TwoRole(PUZZLES["sudoku"], view="local")
     state = game.reset_level(0)
-    assert not np.asarray(game.visible(state, EXECUTOR)).any()
-    proposal = int(np.argmax(np.asarray(game.legal(state))))
-    state, _ = game.step(state, proposal)
+    visible = jax.jit(game.visible, static_argnums=1)
+    assert not np.any(visible(state, EXECUTOR))
+    proposal = int(np.argmax(jax.jit(game.legal)(state)))
+    state, _ = jax.jit(game.step)(state, proposal)
     row, column = divmod(proposal // 4, 4)
-    seen = np.asarray(game.visible(state, EXECUTOR)).reshape(4, 4)
+    seen = np.asarray(visible(state, EXECUTOR)).reshape(4, 4)
     for r, c in np.ndindex(4, 4):
         assert seen[r, c] == (r == row or c == column or (r // 2, c // 2) == (row // 2, column // 2))
 

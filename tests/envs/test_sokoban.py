@@ -307,6 +307,7 @@ def test_drawing(game):
     assert ET.fromstring(draw.svg(game.reset_level(0), visible=np.zeros(36, bool))).tag.endswith("svg")
 
 
+@pytest.mark.nightly
 def test_moves_left_are_those_of_the_solver():
     """The table of all positions against one search for each: at the start and after twelve random moves."""
     game = Sokoban(size=6, n_train=24, n_test=8, shaping_reward=1.0)

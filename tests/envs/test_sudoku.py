@@ -86,6 +86,7 @@ def play(game, indices, keys, random):
     return jax.vmap(one)(indices, keys)
 
 
+@pytest.mark.nightly_for("False")
 @pytest.mark.parametrize("random", [True, False])
 def test_play_equals_the_reference(game, random):
     keys = jax.random.split(jax.random.key(3), game.n_levels)
@@ -106,6 +107,7 @@ def test_play_equals_the_reference(game, random):
     assert sum(solved) > game.n_levels // 2 or random
 
 
+@pytest.mark.nightly_for("big")
 @pytest.mark.parametrize("which", ["game", "big"])
 def test_bot_solves_everything_in_as_many_turns_as_empty_cells(which, request):
     game, bot = request.getfixturevalue(which), bots.SudokuSolver()
@@ -201,6 +203,7 @@ def test_bad_puzzles_are_refused(game, change, words):
         levels.check_levels({"puzzle": puzzle, "solution": solution}, "file")
 
 
+@pytest.mark.nightly_for("params3-*")
 @pytest.mark.parametrize(
     ("params", "words"),
     [

@@ -13,7 +13,7 @@ from tokenizers import pre_tokenizers
 
 from envs.games.borders import MergeError
 from envs.games.template import Fixed, Table, Template, check_neighbors, token_table
-from tests.conftest import shared_data
+from tests.conftest import examples, shared_data
 
 pytestmark = pytest.mark.quick
 
@@ -131,7 +131,7 @@ def test_any_template_in_bytes(pieces, random):
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_pairs_are_enough(bpe, data):
     """What passes the check of pairs also passes whole, and what does not is named."""
     texts = st.text("aX1 \n.,'s", max_size=4)

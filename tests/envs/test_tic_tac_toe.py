@@ -70,10 +70,11 @@ def states(positions):
 def test_every_position_equals_open_spiel(positions, states):
     assert len(positions["player"]) == 5478
     ended = positions["player"] == -1
-    np.testing.assert_array_equal(jax.vmap(cells)(states), positions["cells"])
-    np.testing.assert_array_equal(jax.vmap(GAME.done)(states), ended)
-    np.testing.assert_array_equal(np.asarray(jax.vmap(GAME.player)(states))[~ended], positions["player"][~ended])
-    legal = np.asarray(jax.vmap(GAME.legal)(states))
+    read = jax.jit(jax.vmap(lambda state: (cells(state), GAME.done(state), GAME.player(state), GAME.legal(state))))
+    boards, done, player, legal = jax.device_get(read(states))
+    np.testing.assert_array_equal(boards, positions["cells"])
+    np.testing.assert_array_equal(done, ended)
+    np.testing.assert_array_equal(player[~ended], positions["player"][~ended])
     np.testing.assert_array_equal(legal[~ended], positions["legal"][~ended])
     np.testing.assert_array_equal(legal[ended], np.eye(1, 9, dtype=bool).repeat(ended.sum(), 0))
 
@@ -131,7 +132,9 @@ def test_step_commutes_with_symmetries(positions, states):
     all_pairs = jax.jit(jax.vmap(over_symmetries, (0, 0, None)))
     straight, through = all_pairs(some, actions, jnp.arange(SYMMETRY.n_symmetries))
     jax.tree.map(np.testing.assert_array_equal, straight, through)
-    images = jax.vmap(SYMMETRY.apply, (None, 0))(from_cells(jnp.array([1, 2, 0, 0, 0, 0, 0, 0, 0])), jnp.arange(8))
+    images = jax.jit(jax.vmap(lambda i: SYMMETRY.apply(from_cells(jnp.array([1, 2, 0, 0, 0, 0, 0, 0, 0])), i)))(
+        np.arange(8)
+    )
     assert len(set(zip(np.asarray(images.crosses).tolist(), np.asarray(images.noughts).tolist(), strict=True))) == 8
 
 

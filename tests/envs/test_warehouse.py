@@ -230,11 +230,11 @@ def test_who_moves(cells, targets, expected):
 
 def test_choices_of_a_round_are_hidden():
     game = make("warehouse")
-    start = jit(game.reset)(jax.random.key(0))
+    start, step = jit(game.reset)(jax.random.key(0)), jit(game.step)
     for style in ("full", "compact", "brief"):
         text, seen = make_text(game, style), set()
         for action in range(game.n_actions):
-            after, reward = jit(game.step)(start, jnp.int32(action))
+            after, reward = step(start, jnp.int32(action))
             assert game.player(after) == 1 and not np.any(reward.team)
             event = text.events.text(jax.device_get(text.event_indices(start, jnp.int32(action), after, jnp.int32(1))))
             seen.add((text.observe(after, 1), event, view.board(game, after, 1), view.svg(game, after, 1)))

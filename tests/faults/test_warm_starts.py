@@ -13,10 +13,10 @@ from marl_jax.modes import train
 from marl_jax.schema import validate
 from marl_jax.setup import warm_start
 from marl_jax.setup.weights import present_weights
-from tests.marl_jax import tiny_plan, tiny_run
+from tests.marl_jax import tiny_run
 from tests.marl_jax.modes.test_stages import state
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("compiled_once")]
 
 
 def get_config(start="", **changes):
@@ -27,13 +27,6 @@ def get_config(start="", **changes):
     config.algo.kl_coef = changes.get("kl", 0.0)
     config.model.lora.rank = changes.get("rank", 0)
     return config
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Programs that several runs here have in common are compiled once."""
-    with tiny_plan.compiled_once(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 @pytest.fixture(scope="module")

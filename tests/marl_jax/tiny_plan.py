@@ -1,10 +1,5 @@
 """Runs of a few seconds on a puzzle: Plan-Path by planner and executor with a few thousand parameters."""
 
-import contextlib
-
-import jax
-from jax.experimental.compilation_cache import compilation_cache
-
 from configs import planning
 from experiments import plan_path
 
@@ -28,17 +23,3 @@ def get_config(form="at_grpo"):
         config.optim.update(dict(schedule="constant", lr=1e-2))
     config.log.update(dict(games=0, tensorboard=False, progress=False))
     return config
-
-
-@contextlib.contextmanager
-def compiled_once(folder):
-    """Keeps every compiled program in a folder while it lasts, so that a second run of a kind need not compile."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    for name, value in zip(names, (str(folder), 0), strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()

@@ -1,6 +1,7 @@
 """The audio encoder equals Whisper's, and the encoder of tables ignores the order of rows."""
 
 import dataclasses
+import functools
 import math
 import os
 from pathlib import Path
@@ -33,7 +34,8 @@ def test_frames_and_filters_equal_those_of_transformers(n_mels):
     sound = (0.5 * np.sin(2 * math.pi * 440 * time)).astype(np.float32) + 0.01 * noise(len(time))
     theirs = extractor(sound, sampling_rate=16_000, padding="do_not_pad", return_tensors="np")["input_features"][0]
     np.testing.assert_allclose(log_mel(sound, n_mels), theirs.T, atol=2e-4)
-    np.testing.assert_allclose(log_mel(jnp.asarray(sound), n_mels), log_mel(sound, n_mels), atol=2e-4)
+    compiled = jax.jit(log_mel, static_argnums=1)
+    np.testing.assert_allclose(compiled(sound, n_mels), log_mel(sound, n_mels), atol=2e-4)
 
 
 def parameters(encoder):
@@ -47,9 +49,14 @@ def parameters(encoder):
 FRAMES = noise(1, 64, 8)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def hidden(encoder, params, frames):
+    return encoder.hidden(params, frames, dtype=jnp.float32)
+
+
 def test_hidden_states_equal_the_recorded_ones_of_whisper():
     encoder = AudioEncoder(CONFIG, width=24)
-    given = encoder.hidden(parameters(encoder), jnp.asarray(FRAMES), dtype=jnp.float32)
+    given = hidden(encoder, parameters(encoder), FRAMES)
     np.testing.assert_allclose(given, np.load(GOLDEN)["hidden"], atol=1e-4)
 
 
@@ -69,7 +76,7 @@ def test_hidden_states_equal_those_of_whisper():
     theirs.load_state_dict(state, strict=True)
     with torch.no_grad():
         wanted = theirs(torch.from_numpy(FRAMES.transpose(0, 2, 1))).last_hidden_state.numpy()
-    given = encoder.hidden(params, jnp.asarray(FRAMES), dtype=jnp.float32)
+    given = hidden(encoder, params, FRAMES)
     np.testing.assert_allclose(given, wanted, atol=1e-4)
     if "MARL_JAX_RECORD" in os.environ:
         np.savez_compressed(GOLDEN, hidden=wanted)
@@ -98,14 +105,17 @@ def of_whisper(encoder, params):
 
 def test_embeddings_have_gradients_and_the_width_of_the_decoder():
     encoder = AudioEncoder(CONFIG, width=24)
-    params = encoder.init(jax.random.key(1))
+    params = jax.jit(encoder.init)(jax.random.key(1))
     assert jax.tree.structure(params) == jax.tree.structure(encoder.axes(), is_leaf=lambda x: isinstance(x, tuple))
-    frames = jnp.asarray(noise(2, 32, 8))
-    embeddings = encoder(params, frames, dtype=jnp.float32)
-    assert embeddings.shape == (2, 4, 24)
-    grads = jax.grad(lambda p: jnp.sum(encoder(p, frames, dtype=jnp.float32) ** 2))(params)
-    assert all(float(jnp.max(jnp.abs(g))) > 0 for g in jax.tree.leaves(grads))
-    full = jax.grad(lambda p: jnp.sum(encoder(p, frames, dtype=jnp.float32, remat="full") ** 2))(params)
+    frames = noise(2, 32, 8)
+
+    def loss(params, **settings):
+        embeddings = encoder(params, frames, dtype=jnp.float32, **settings)
+        assert embeddings.shape == (2, 4, 24)
+        return jnp.sum(embeddings**2)
+
+    grads, full = jax.device_get(jax.jit(lambda p: (jax.grad(loss)(p), jax.grad(loss)(p, remat="full")))(params))
+    assert all(np.any(g) for g in jax.tree.leaves(grads))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), full, grads)
 
 
@@ -130,9 +140,10 @@ def test_bad_input_is_refused(call, message):
 
 
 def test_the_order_of_rows_does_not_matter_and_padding_is_not_read():
-    params, rows = TABLE.init(jax.random.key(0)), noise(2, 5, 3)
+    params, rows = jax.jit(TABLE.init)(jax.random.key(0)), noise(2, 5, 3)
     order = np.array([3, 0, 4, 1, 2])
-    encode = lambda *given: np.asarray(TABLE(params, *given, dtype=jnp.float32))  # noqa: E731
+    program = jax.jit(functools.partial(TABLE, dtype=jnp.float32))
+    encode = lambda *given: np.asarray(program(params, *given))  # noqa: E731
     plain = encode(rows)
     np.testing.assert_allclose(encode(rows[:, order]), plain[:, order], atol=1e-5)
     padded = np.concatenate([rows, noise(2, 3, 3, seed=1)], axis=1)
@@ -140,11 +151,11 @@ def test_the_order_of_rows_does_not_matter_and_padding_is_not_read():
 
 
 def test_a_node_reads_its_neighbors_only():
-    params, rows = TABLE.init(jax.random.key(0)), jnp.asarray(noise(1, 4, 3))
-    chain = jnp.eye(4, k=1, dtype=bool)[None]  # node i reads node i + 1
+    params, rows = jax.jit(TABLE.init)(jax.random.key(0)), noise(1, 4, 3)
+    chain = np.eye(4, k=1, dtype=bool)[None]  # node i reads node i + 1
 
     def one(rows):
         return TABLE(params, rows, chain, dtype=jnp.float32)[0, 0].sum()
 
-    reach = np.abs(np.asarray(jax.grad(one)(rows)))[0].max(axis=1) > 0
+    reach = np.abs(np.asarray(jax.jit(jax.grad(one))(rows)))[0].max(axis=1) > 0
     assert reach.tolist() == [True, True, True, False]  # two layers reach two edges far

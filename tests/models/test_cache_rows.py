@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from models import attention, decode_kernel, lora
 from models import cache as kv
-from tests.conftest import nightly_cases
+from tests.conftest import examples, nightly_cases
 from tests.models.test_sharding import MESHES, mesh_of
 from tests.models.tiny_models import FAMILIES, make, quick_jit, random_tokens, unstack
 
@@ -108,7 +108,7 @@ def check(model, params, talks, adapters=None, prefix=()):
         np.testing.assert_allclose(np.stack(hidden), whole[i, start : start + len(hidden)], atol=ATOL)
 
 
-@pytest.mark.nightly_for("llama", "llama3", "phi3", "qwen2", "gpt2")
+@pytest.mark.nightly_for("llama", "llama3", "phi3", "qwen2", "gpt2", "mistral")
 @pytest.mark.parametrize("family", nightly_cases(FAMILIES, "llama3", "phi3", "qwen3"))
 def test_interleaved_seats_equal_conversations_read_at_once(family):
     """Unequal lengths, idle rows, games that end: without adapters."""
@@ -133,7 +133,7 @@ def test_behind_a_common_prefix_with_an_adapter_for_each_seat(family, kernel=Non
     check(model, params, talks, adapters, rules[0])
 
 
-@pytest.mark.nightly_for("gpt2")
+@pytest.mark.nightly_for("gpt2", "mistral")
 @pytest.mark.parametrize("family", ["mistral", "gpt2"])
 def test_steps_by_our_kernel(family, monkeypatch):
     """Interpreted: rows, prefixes and adapters as above, one model with a window and one without rotation."""
@@ -245,7 +245,10 @@ def test_candidates_are_tried_on_copies_of_rows():
     np.testing.assert_allclose(tried[:, 0], whole[:, -1], atol=ATOL)
 
 
-@settings(max_examples=60, deadline=None)
+write = jax.jit(kv.write)
+
+
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_write_changes_the_slots_of_its_rows_only(data):
     """Into pages that a table names, across their borders; padding and what does not fit is dropped."""
@@ -260,12 +263,12 @@ def test_write_changes_the_slots_of_its_rows_only(data):
         if t < lengths[b] and at < most:
             expected[table[b, at // size], at % size] = new[b, t]
     layer = (jnp.zeros_like(expected),) * 2
-    for x in kv.write(layer, new, new, jnp.asarray(starts), jnp.asarray(lengths), jnp.asarray(table)):
+    for x in write(layer, new, new, starts, lengths, table):
         np.testing.assert_array_equal(x, expected)
     rows = table[:, :1]  # rows of one page each
     expected = np.zeros((total, size, 1, 1), np.float32)
     for b, t in np.ndindex(3, time):
         if t < lengths[b] and starts[b] + t < size:
             expected[rows[b, 0], starts[b] + t] = new[b, t]
-    for x in kv.write(layer, new, new, jnp.asarray(starts), jnp.asarray(lengths), jnp.asarray(rows)):
+    for x in write(layer, new, new, starts, lengths, rows):
         np.testing.assert_array_equal(x, expected)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from models import attention, lora
 from models.layouts import Conversations
 from models.model import build
-from tests.conftest import nightly_cases
+from tests.conftest import examples, nightly_cases
 from tests.models.tiny_models import (
     CONFIGS,
     FAMILIES,
@@ -188,7 +188,7 @@ def seen_by_rule(layout, window, lengths):
     return out
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_the_mask_is_the_rule(data):
     batch, time = 2, 6

@@ -19,13 +19,13 @@ GOING = np.array([1, 1, 1, 1, 1, 1, 0, 0])  # the last two rows idle, one of the
 def step_inputs(group, size=16, kv_heads=2, dtype=jnp.float32, seed=0, slots=SLOTS):
     """A projection of one token per row, angles, and a cache with garbage after the filled slots."""
     rng, batch = np.random.default_rng(seed), len(STARTS)
-    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)  # noqa: E731
-    angles = jnp.asarray(rng.uniform(0, 6, (batch, size // 2)), jnp.float32)
-    starts = jnp.asarray(STARTS * slots // SLOTS, jnp.int32)
+    normal = lambda *shape: rng.standard_normal(shape).astype(dtype)  # noqa: E731
+    angles = rng.uniform(0, 6, (batch, size // 2)).astype(np.float32)
+    starts = (STARTS * slots // SLOTS).astype(np.int32)
     layer = tuple(normal(batch, slots, kv_heads, size) for _ in range(2))
-    filled = jnp.arange(slots)[None, :, None, None] < starts[:, None, None, None]
-    layer = tuple(jnp.where(filled, x, 1e3).astype(dtype) for x in layer)
-    return normal(batch, (group + 2) * kv_heads, size), jnp.cos(angles), jnp.sin(angles), *layer, starts
+    filled = np.arange(slots)[None, :, None, None] < starts[:, None, None, None]
+    layer = tuple(np.where(filled, x, 1e3).astype(dtype) for x in layer)
+    return normal(batch, (group + 2) * kv_heads, size), np.cos(angles), np.sin(angles), *layer, starts
 
 
 def plain(qkv, cos, sin, k_cache, v_cache, starts, heads, window=None):
@@ -41,9 +41,9 @@ def plain(qkv, cos, sin, k_cache, v_cache, starts, heads, window=None):
 def check(group, window=None, size=16, kv_heads=2, dtype=jnp.float32, slots=SLOTS, atol=2e-6, **options):
     heads = group * kv_heads
     inputs = step_inputs(group, size, kv_heads, dtype, seed=group, slots=slots)
-    expected = jit(plain, static_argnums=(6, 7))(*inputs, heads, window)
+    expected = jax.device_get(jit(plain, static_argnums=(6, 7))(*inputs, heads, window))
     run = jit(lambda *x: decode_attention(*x, jnp.asarray(GOING, jnp.int32), heads=heads, window=window, **options))
-    out, *layer = run(*inputs)
+    out, *layer = jax.device_get(run(*inputs))
     going = GOING > 0
     np.testing.assert_allclose(*(np.asarray(x[going], np.float32) for x in (out, expected[0])), atol=atol)
     assert np.isfinite(np.asarray(out, np.float32)).all(), "rows that idle must not spread NaN either"
@@ -66,21 +66,23 @@ def check_rows(group, window, n, length=21, size=16, kv_heads=2, dtype=jnp.float
     """Rows of a larger cache after one of n prefixes equal the same keys and values laid out row by row."""
     heads, rng = group * kv_heads, np.random.default_rng(7)
     qkv, cos, sin, k, v, starts = step_inputs(group, size, kv_heads, dtype, seed=group, slots=slots)
-    prefix = tuple(jnp.asarray(rng.standard_normal((n, length, kv_heads, size)), dtype) for _ in range(2))
-    readers = None if n == 1 else jnp.asarray(rng.integers(0, n, len(STARTS)), jnp.int32)
-    going = jnp.asarray(GOING, jnp.int32)
-    large = tuple(jnp.full((12, *x.shape[1:]), 7, dtype).at[ROWS].set(x) for x in (k, v))
+    prefix = tuple(rng.standard_normal((n, length, kv_heads, size)).astype(dtype) for _ in range(2))
+    readers = None if n == 1 else rng.integers(0, n, len(STARTS)).astype(np.int32)
+    going = GOING.astype(np.int32)
+    large = tuple(np.full((12, *x.shape[1:]), 7, dtype) for x in (k, v))
+    for rows, x in zip(large, (k, v), strict=True):
+        rows[ROWS] = x
     run = jit(lambda *x: decode_attention(
         *x, starts, going, heads=heads, window=window, table=jnp.asarray(ROWS[:, None], jnp.int32), prefix=prefix,
         readers=readers, **opts,
     ))  # fmt: skip
-    out, *layer = run(qkv, cos, sin, *large)
+    out, *layer = jax.device_get(run(qkv, cos, sin, *large))
     before = prefix if readers is None else tuple(x[readers] for x in prefix)
     joined = (
-        jnp.concatenate([jnp.broadcast_to(x, (len(STARTS), *x.shape[1:])), y], axis=1)
+        np.concatenate([np.broadcast_to(x, (len(STARTS), *x.shape[1:])), y], axis=1)
         for x, y in zip(before, (k, v), strict=True)
     )
-    expected = jit(plain, static_argnums=(6, 7))(qkv, cos, sin, *joined, starts + length, heads, window)
+    expected = jax.device_get(jit(plain, static_argnums=(6, 7))(qkv, cos, sin, *joined, starts + length, heads, window))
     np.testing.assert_allclose(*(np.asarray(x[GOING > 0], np.float32) for x in (out, expected[0])), atol=atol)
     for mine, theirs in zip(layer, expected[1:], strict=True):
         np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (mine[ROWS], theirs[:, length:])), atol=atol)
@@ -103,12 +105,13 @@ def paged(layer, size, seed=0):
     width = slots // size
     places = rng.permutation(batch * width + 5)
     table = places[: batch * width].reshape(batch, width)
-    layer = [x.at[5, :size].set(x[4, :size]) for x in layer]
+    layer = [x.copy() for x in layer]
     table[5, 0] = table[4, 0]
     pools = []
     for x in layer:
-        pool = jnp.full((len(places), size, *x.shape[2:]), 1e3, x.dtype)
-        pools.append(pool.at[table].set(x.reshape(batch, width, size, *x.shape[2:])))
+        x[5, :size] = x[4, :size]
+        pools.append(np.full((len(places), size, *x.shape[2:]), 1e3, x.dtype))
+        pools[-1][table] = x.reshape(batch, width, size, *x.shape[2:])
     return layer, pools, table
 
 
@@ -117,12 +120,12 @@ def check_pages(group, window, page, size=16, kv_heads=2, dtype=jnp.float32, slo
     heads = group * kv_heads
     qkv, cos, sin, k, v, starts = step_inputs(group, size, kv_heads, dtype, seed=group, slots=slots)
     layer, pools, table = paged((k, v), page)
-    expected = jit(plain, static_argnums=(6, 7))(qkv, cos, sin, *layer, starts, heads, window)
+    expected = jax.device_get(jit(plain, static_argnums=(6, 7))(qkv, cos, sin, *layer, starts, heads, window))
     run = jit(lambda *x: decode_attention(
         *x, starts, jnp.asarray(GOING, jnp.int32), heads=heads, window=window, table=jnp.asarray(table, jnp.int32),
         **options,
     ))  # fmt: skip
-    out, *after = run(qkv, cos, sin, *pools)
+    out, *after = jax.device_get(run(qkv, cos, sin, *pools))
     np.testing.assert_allclose(*(np.asarray(x[GOING > 0], np.float32) for x in (out, expected[0])), atol=atol)
     assert np.isfinite(np.asarray(out, np.float32)).all()
     for mine, theirs, before in zip(after, expected[1:], pools, strict=True):
@@ -156,9 +159,8 @@ def test_pages_that_a_row_does_not_fill_are_never_seen():
         interpret=True,
     )[0])  # fmt: skip
     clean = run(qkv, cos, sin, *pools)
-    np.testing.assert_array_equal(
-        clean, run(qkv, cos, sin, *(jnp.where(spoilt[..., None, None], jnp.nan, x) for x in pools))
-    )
+    spoilt_pools = (np.where(spoilt[..., None, None], np.float32(np.nan), x) for x in pools)
+    np.testing.assert_array_equal(clean, run(qkv, cos, sin, *spoilt_pools))
 
 
 def test_more_query_heads_than_a_tile():
@@ -172,17 +174,17 @@ def test_bf16_costs_a_rounding():
 def test_what_lies_behind_the_length_is_never_seen():
     """The rubbish there is 1e3 large in the other tests; here it is NaN."""
     qkv, cos, sin, k, v, starts = step_inputs(group=1)
-    filled = jnp.arange(SLOTS)[None, :, None, None] < starts[:, None, None, None]
+    filled = np.arange(SLOTS)[None, :, None, None] < starts[:, None, None, None]
     run = jit(lambda *x: decode_attention(*x, jnp.asarray(GOING), heads=2, block=BLOCK, interpret=True)[0])
     clean = run(qkv, cos, sin, k, v, starts)
-    spoilt = run(qkv, cos, sin, *(jnp.where(filled, x, jnp.nan) for x in (k, v)), starts)
+    spoilt = run(qkv, cos, sin, *(np.where(filled, x, np.float32(np.nan)) for x in (k, v)), starts)
     np.testing.assert_array_equal(clean, spoilt)
 
 
 def test_a_full_row_writes_nothing():
     qkv, cos, sin, k, v, starts = step_inputs(group=1)
-    run = jit(lambda *x: decode_attention(*x, jnp.ones_like(starts), heads=2, block=BLOCK, interpret=True))
-    _, *layer = run(qkv, cos, sin, k, v, starts)
+    run = jit(lambda *x: decode_attention(*x, np.ones_like(starts), heads=2, block=BLOCK, interpret=True))
+    _, *layer = jax.device_get(run(qkv, cos, sin, k, v, starts))
     full = STARTS == SLOTS
     for before, after in zip((k, v), layer, strict=True):
         np.testing.assert_array_equal(before[full], after[full])

@@ -19,7 +19,7 @@ from models.tokenizers import ByteTokenizer, Tokenizer, check_fits, load
 from models.tokenizers.bpe import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, byte_characters, byte_level_bpe
 from models.tokenizers.tiktoken_file import from_tiktoken
 from models.tokenizers.token_bytes import TokenBytes
-from tests.conftest import published, shared_data
+from tests.conftest import examples, published, shared_data
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "tokenizers.json").read_text(encoding="utf-8"))
 TEXTS = GOLDEN["texts"]
@@ -142,7 +142,7 @@ def test_qwen_ids_are_those_of_transformers(qwen, qwen_gguf, qwen_tiktoken):
 
 @pytest.mark.nightly
 @pytest.mark.nightly
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(text=MIXED)
 def test_three_readers_of_qwen_agree_on_any_text(qwen, qwen_gguf, qwen_tiktoken, text):
     ids = qwen.encode(text)
@@ -244,7 +244,7 @@ def test_sentencepiece_ids_are_those_of_sentencepiece(tok512):
             assert tok512.encode(text) == ids, text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"]), max_size=30))
 def test_sentencepiece_loses_nothing_but_spaces(tok512, text):
     squeezed = " ".join(part for part in text.split(" ") if part)
@@ -264,7 +264,7 @@ def test_byte_tokenizer_keeps_its_promise():
     assert tokenizer.fingerprint == load("bytes").fingerprint == ByteTokenizer().fingerprint
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=MIXED)
 def test_bytes_are_the_ids(text):
     tokenizer = ByteTokenizer()
@@ -303,7 +303,7 @@ def with_bytes(request, tmp_path_factory) -> tuple[Tokenizer, TokenBytes, TokenB
 
 
 @pytest.mark.nightly_for("qwen", "saved", "smollm2")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_bytes_of_tokens_are_those_of_the_decoded_text(with_bytes, data):
     tokenizer, *tables = with_bytes

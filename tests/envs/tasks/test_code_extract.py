@@ -11,6 +11,7 @@ from envs.tasks.code import rewards
 from envs.tasks.code.extract import LONGEST, blocks, read_case, read_cases, read_program
 from envs.tasks.code.values import literal, same, same_output, same_trees, shown
 from envs.tasks.sandbox.inside.values import encode
+from tests.conftest import examples
 
 # ---------------------------------------------------------------------------------------------------- programs
 
@@ -147,7 +148,7 @@ def has_nan(value):
     return "nan" in repr(value).replace("'", "")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(VALUES)
 def test_a_value_is_read_from_its_repr_and_equals_itself(value):
     found = literal(repr(value))
@@ -156,7 +157,7 @@ def test_a_value_is_read_from_its_repr_and_equals_itself(value):
         assert same(value, encode(value)) and same(value, encode(value), close=(0.0, 0.0), plain=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(VALUES, VALUES)
 def test_equality_is_pythons(one, other):
     if not has_nan((one, other)):
@@ -188,7 +189,7 @@ def test_a_forged_tree_equals_nothing_and_can_be_shown(tree):
     assert not same(3, tree) and not same_trees(["i", "3"], tree, close=(0, 9.0)) and len(shown(tree)) <= 200
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(VALUES)
 def test_values_are_shown_as_python_writes_them(value):
     text = shown(encode(value), 10**6)

@@ -33,7 +33,7 @@ from envs.tasks.data import (
 )
 from envs.tasks.data.__main__ import main
 from envs.tasks.data.hub import files_of
-from tests.conftest import shared_data
+from tests.conftest import examples, shared_data
 
 ROWS = [{"id": f"q{i}", "question": f"{i} + {i}?", "answer": 2 * i} for i in range(40)]
 VALUES = st.recursive(
@@ -52,7 +52,7 @@ def write(path: Path, rows) -> Path:
 # ---------------------------------------------------------------------------------------------------- the order
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 400), st.integers(0, 2**40), st.integers(0, 2**20))
 def test_the_order_is_a_permutation_of_every_size(size, seed, epoch):
     assert sorted(order(seed, epoch, i, size) for i in range(size)) == list(range(size))
@@ -113,7 +113,7 @@ def test_the_same_rows_have_the_same_fingerprint_wherever_they_lie(tmp_path):
         from_jsonl(plain)[40]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(TABLES)
 def test_rows_come_back_as_they_were(tmp_path_factory, rows):
     path = write(tmp_path_factory.getbasetemp() / "rows.jsonl", rows)
@@ -231,7 +231,7 @@ def test_an_id_in_two_parts_is_refused_with_its_places(tmp_path):
         check_disjoint(from_list(ROWS), from_list(ROWS), "uid")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.integers(0, 60), min_size=12, max_size=60), st.randoms())
 def test_parts_are_disjoint_whole_and_do_not_depend_on_the_order_of_rows(ids, random):
     rows = [{"id": i, "n": n} for n, i in enumerate(ids)]

@@ -16,7 +16,7 @@ from envs.tasks.math.programs import NoProgram, kind, reference_program
 from envs.tasks.math.sources import MathProblem
 from envs.tasks.math.task import Math
 from scripts import tiny_gsm
-from tests.conftest import shared_data
+from tests.conftest import examples, shared_data
 from tests.envs.tasks.sandboxes import any_sandbox
 
 SOLUTION = (
@@ -46,7 +46,7 @@ def by_python(expression):
     return Fraction(eval(exact, {"Fraction": Fraction}))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(EXPRESSIONS, min_size=1, max_size=4))
 def test_a_program_computes_what_its_calculations_come_to(expressions):
     """Steps replace equal numbers without changing the result; runs with fractions instead of floats."""

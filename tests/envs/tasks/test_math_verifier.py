@@ -25,7 +25,7 @@ from envs.tasks.math.tool import printed_answer, program_of, verify_output
 from envs.tasks.math.verifier import LIMIT, ballot, compare, verify
 from envs.tasks.replies import CallTimeout
 from envs.tasks.workers import Workers
-from tests.conftest import shared_data
+from tests.conftest import examples, shared_data
 
 FOLDER = Path(__file__).parent
 PAIRS = {
@@ -310,7 +310,7 @@ def test_only_an_empty_gold_answer_raises():
             verify(gold, boxed("5"))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.fractions(max_denominator=10**6), st.sampled_from([r"\frac{{{p}}}{{{q}}}", "{p}/{q}"]))
 def test_fractions_are_read_exactly(value, form):
     text = form.format(p=value.numerator, q=value.denominator)
@@ -318,14 +318,14 @@ def test_fractions_are_read_exactly(value, form):
     assert not is_right(str(value), form.format(p=value.numerator + 1, q=value.denominator))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
 def test_integers_are_equal_only_to_themselves(one, other):
     assert is_right(str(one), f"{one:,}") and is_right(f"{one:,}", f"{one}.0")
     assert is_right(str(one), str(other)) == (one == other)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.text(max_size=60), st.text(alphabet=r"\{}boxedfrac()[],.^_0123456789 x-+/%$<>=\text", max_size=80))
 def test_any_text_gets_a_verdict(noise, almost_latex):
     for text in (noise, almost_latex, boxed(noise), boxed(almost_latex)):

@@ -12,7 +12,7 @@ from envs.tasks.negotiation.task import Negotiation
 from envs.tasks.partners import Partners
 from envs.tasks.scripted import play
 from envs.tasks.task import SPLITS
-from tests.conftest import shared_data
+from tests.conftest import examples, shared_data
 
 SMALL = dict(n_train=40, n_validation=8, n_test=8)
 CONTEXT = contexts.make_context(["book", "hat"], [2, 1], [[4, 2], [1, 8]], "k") | {"first": 0}
@@ -92,7 +92,7 @@ def test_a_missing_file_says_what_to_do(monkeypatch):
 
 
 @given(small_contexts)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_joint_optimum_frontier_and_envy_equal_their_definitions(context):
     counts, (one, other) = context["counts"], context["values"]
     # Each item goes to the seat that values it most.
@@ -129,14 +129,14 @@ def optimum(context, name, turns):
 
 
 @given(small_contexts, st.sampled_from(sorted(STRATEGIES)))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_the_best_response_equals_an_exhaustive_search_of_all_negotiations(context, name):
     turns = 2 if name == "random" else 3
     assert optimum(context, name, turns) == pytest.approx(slow_optimum(context, STRATEGIES[name], turns))
 
 
 @given(small_contexts, st.sampled_from(["fair", "greedy", "deceptive"]), st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_no_messages_earn_more_than_the_best_response_and_some_earn_it(context, name, data):
     task = Negotiation(partners=(name,), turns=2)
     offers = [f"OFFER {messages.list_items(context['items'], b)}" for b in deals.bundles(context["counts"])]

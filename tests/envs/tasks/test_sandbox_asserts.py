@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from envs.tasks.sandbox import CallResult, Limits, asserts
 from envs.tasks.sandbox.inside import values
+from tests.conftest import examples
 from tests.envs.tasks.sandboxes import any_sandbox
 
 NUMBERS = st.booleans() | st.integers() | st.floats(allow_nan=False)
@@ -43,7 +44,7 @@ def travelled(value):
     return json.loads(json.dumps(values.encode(value)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(VALUES, VALUES)
 def test_values_are_equal_outside_as_they_are_in_python(one, other):
     assert CallResult("ok", travelled(one)).equals(one)
@@ -51,7 +52,7 @@ def test_values_are_equal_outside_as_they_are_in_python(one, other):
     assert eval(values.source(travelled(one))) == one
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(FORGED)
 def test_forged_trees_are_refused_or_values(tree):
     """The comparison never raises, whatever is on the pipe."""

@@ -13,7 +13,7 @@ from envs.tasks.code import grading, sources
 from envs.tasks.code.rows import make_row
 from envs.tasks.sandbox import Limits, SandboxResult, calls
 from envs.tasks.sandbox.inside.stateless import is_stateless
-from tests.conftest import shared_data
+from tests.conftest import examples, shared_data
 from tests.envs.tasks.sandboxes import any_sandbox, enough
 
 
@@ -122,7 +122,7 @@ LINES = {  # by kind of `n`: lines that change it, and lines that only seem to
 ENDS = ("x", "(x, n)", "[x for x in (x,)]", "(lambda n: n)(x)", "str(n)[:9]")
 
 
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=examples(40), deadline=None, database=None)
 @given(st.sampled_from([(head, line) for head, lines in LINES.items() for line in lines]), st.data())
 def test_calls_of_any_program_come_to_what_they_do_in_forks(kind, data):
     """Generate programs from lines that bind, change and use one name in every way."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from envs.tasks import scorer_client
 from envs.tasks.replies import EpisodeError
 from envs.tasks.scorer_client import BadScores, ScorerClient, ScorerRefused, ScorerUnavailable, WrongScorer
+from tests.conftest import examples
 
 CHAT = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
 
@@ -207,7 +208,7 @@ def test_what_is_no_http_is_refused(text):
         score(url)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=200),

@@ -13,6 +13,7 @@ from envs.tasks.data import fingerprint_of
 from envs.tasks.scripted import play
 from envs.tasks.solver_checker import SolverChecker
 from envs.tasks.task import SPLITS
+from tests.conftest import examples
 
 EXAMPLE = ArithmeticProblem("What is 2 + 3?", 5, 1)
 
@@ -75,7 +76,7 @@ def test_the_known_answers_score_full_marks(name):
 # ---------------------------------------------------------------------------------------------------- arithmetic
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.integers(0, 2**30), st.integers(1, 6), st.sampled_from(SPLITS))
 def test_answers_are_those_of_python(seed, level, part):
     for problem in draw_problems(part, (level,), 20, seed):

@@ -19,6 +19,7 @@ from envs.tasks.workflow.draw import draw
 from envs.tasks.workflow.graph import END, WorkflowError
 from envs.tasks.workflow.play import play
 from envs.tasks.workflow.reading import read
+from tests.conftest import examples
 from tests.marl_jax.tiny_host import FakeSampler, assert_equal_samples, make_rollout
 
 ROLES = ("ann", "bob", "cyd")
@@ -80,7 +81,7 @@ def walked(data, answer):
     return asked, False
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(graphs(), st.integers(0, 999))
 def test_any_valid_graph_ends_in_time_and_takes_the_steps_of_a_plain_interpreter(data, seed):
     workflow = read(data)
@@ -112,7 +113,7 @@ def test_any_valid_graph_ends_in_time_and_takes_the_steps_of_a_plain_interpreter
     assert {*data["nodes"], "start", END} <= set(words)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(graphs())
 def test_a_config_holds_a_workflow_and_gives_it_back(data):
     config = ConfigDict({"workflow": data})

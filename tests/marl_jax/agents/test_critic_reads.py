@@ -59,13 +59,16 @@ def critic(kind, lora=False):
 @functools.cache
 def weights(policy):
     """Return weights away from the initial ones, whose values are all 0."""
-    key = jax.random.key(0)
-    trained, frozen = policy.init(policy.model.init(key), key)
-    leaves, tree = jax.tree.flatten(trained)
-    keys = jax.random.split(key, len(leaves))
-    return frozen, jax.tree.unflatten(
-        tree, [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-    )
+
+    @jax.jit
+    def init(key):
+        trained, frozen = policy.init(policy.model.init(key), key)
+        leaves, tree = jax.tree.flatten(trained)
+        keys = jax.random.split(key, len(leaves))
+        noisy = [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+        return frozen, jax.tree.unflatten(tree, noisy)
+
+    return init(jax.random.key(0))
 
 
 def alone(samples):

@@ -25,15 +25,7 @@ from marl_jax.setup.weights import restore_weights
 from models.weights.load import load
 from tests.marl_jax.tiny_engine import quick_jit
 
-pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compile quickly, since these programs run for milliseconds only."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
 
 def start(config):

@@ -21,7 +21,8 @@ from marl_jax.learning.optimizer import make_optimizer
 from marl_jax.learning.update import make_update, new_train_state
 from marl_jax.rollouts.games import row_keys
 from marl_jax.rollouts.tree import TreeRollout
-from tests.marl_jax import plain_tree, tiny_play, tiny_puzzle
+from tests.marl_jax import tiny_play, tiny_puzzle
+from tests.marl_jax.algorithms import plain_tree
 from tests.marl_jax.tiny_puzzle import ROWS, TURNS, K
 
 pytestmark = pytest.mark.long

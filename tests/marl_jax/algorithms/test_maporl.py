@@ -20,10 +20,15 @@ ON_HOST = types.SimpleNamespace(on_host=True, keeps_cache=False, critic="head")
 
 def prepared(samples, algo, monkeypatch, values, reference):
     """Samples with advantages; the critic and the reference say what is given."""
-    scores = Scores(samples.logps, 0 * samples.logps, jnp.asarray(values, jnp.float32))
-    monkeypatch.setattr(ppo, "score_in_parts", lambda *_: scores)
-    monkeypatch.setattr(algorithm, "score_in_parts", lambda *_: jnp.asarray(reference, jnp.float32))
-    return ppo.compute_advantages(ON_HOST, {}, samples, algo)[0]
+
+    @jax.jit
+    def compute(samples, values, reference):
+        scores = Scores(samples.logps, 0 * samples.logps, values)
+        monkeypatch.setattr(ppo, "score_in_parts", lambda *_: scores)
+        monkeypatch.setattr(algorithm, "score_in_parts", lambda *_: reference)
+        return ppo.compute_advantages(ON_HOST, {}, samples, algo)[0]
+
+    return jax.device_get(compute(samples, np.asarray(values, np.float32), np.asarray(reference, np.float32)))
 
 
 class Debates:
@@ -54,8 +59,8 @@ class Debates:
                 turn[row, t], seat[row, t], rewards[row, t, a] = t, a, self.of[q, t, a]["reward"]
                 completion_at[t * AGENTS + a, q], ends[row, t] = row * TURNS + t, (t, a) == (TURNS - 1, AGENTS - 1)
         self.samples = by_hand(
-            completion_of, n_seats=AGENTS, turn=jnp.asarray(turn), seat=jnp.asarray(seat), ends=jnp.asarray(ends),
-            rewards=jnp.asarray(rewards), completion_at=jnp.asarray(completion_at), logps=self.wide("logps"),
+            completion_of, n_seats=AGENTS, turn=turn, seat=seat, ends=ends, rewards=rewards,
+            completion_at=completion_at, logps=self.wide("logps"),
         )  # fmt: skip
 
     def wide(self, name):
@@ -63,7 +68,7 @@ class Debates:
         found = np.zeros((QUESTIONS * AGENTS, TURNS * LONGEST))
         for place, (row, x) in self.places.items():
             found[row, x] = self.of[place][name]
-        return jnp.asarray(found, jnp.float32)
+        return found.astype(np.float32)
 
 
 def reference(answers, kl_coef, train_turns):
@@ -114,13 +119,14 @@ def test_advantages_loss_and_gradients_are_those_of_the_paper(released, monkeypa
         if place[1]:
             np.testing.assert_allclose(rows.advantages[row, x], advantages[place], atol=1e-4)
     objective = ALGORITHMS.get("ppo").objective
-    weighed = objective.loss_weights_for(rows, algo)
 
     def ours(logps, values):
+        weighed = objective.loss_weights_for(rows, algo)
         return objective.loss(rows, weighed, Scores(logps, 0 * logps, values), algo, Scheduled(algo.entropy_coef))[0]
 
-    found, gradients = jax.value_and_grad(ours, (0, 1))(debates.wide("new"), debates.wide("new_values"))
+    found, gradients = jax.jit(jax.value_and_grad(ours, (0, 1)))(debates.wide("new"), debates.wide("new_values"))
     assert float(found) == pytest.approx(loss, abs=1e-5)
+    gradients = jax.device_get(gradients)
     for place, (row, x) in debates.places.items():
         for gradient, expected in zip(gradients, (by_logp, by_value), strict=True):
             np.testing.assert_allclose(gradient[row, x], expected[place], atol=2e-6, err_msg=str(place))
@@ -133,8 +139,8 @@ def test_a_kl_per_token_by_hand(monkeypatch):
     algo = algorithms.ppo(
         gae="token", gamma=0.0, lam=0.95, kl_coef=0.1, kl_in="reward", kl_kind="k1", whiten="none", tis_clip=0.0
     )
-    samples = by_hand([[0, 0, 0, -1]], rewards=jnp.ones((1, 1, 1)), ends=jnp.ones((1, 1), bool),
-                      completion_at=jnp.zeros((1, 1), jnp.int32))  # fmt: skip
+    samples = by_hand([[0, 0, 0, -1]], rewards=np.ones((1, 1, 1), np.float32), ends=np.ones((1, 1), bool),
+                      completion_at=np.zeros((1, 1), np.int32))  # fmt: skip
     rows = prepared(samples, algo, monkeypatch, [[0.2, 0.4, 0.1, 9.0]], [[-0.5, 0.2, -0.1, 9.0]])
     last = 1 - 0.01 - 0.1  # the value after the last token is 0
     middle = 0.02 + 0.1 - 0.4 + 0.95 * last

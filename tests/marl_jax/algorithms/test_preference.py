@@ -27,7 +27,8 @@ from marl_jax.samples import rows as take
 from marl_jax.schema import validate
 from marl_jax.setup import scorers
 from models import tokenizers
-from tests.marl_jax import tiny_host, tiny_preference, tiny_task, tiny_verifier
+from tests.marl_jax import tiny_host, tiny_task, tiny_verifier
+from tests.marl_jax.algorithms import tiny_preference
 
 ONLINE = ("dpo", "ipo", "sppo", "nash_md")
 TREND = ("loss", "preference_accuracy", "preference_margin")
@@ -120,6 +121,7 @@ def by_hand(name, algo, samples, logps, ref, old):
     return np.mean(losses), len(losses)
 
 
+@pytest.mark.nightly_for("sppo")
 @pytest.mark.parametrize("name", ONLINE)
 def test_the_loss_of_joined_rows_equals_the_published_formula_on_separate_ones(name, monkeypatch):
     policy, _, _, samples = played()

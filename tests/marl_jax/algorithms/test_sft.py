@@ -24,14 +24,7 @@ from marl_jax.schema import validate
 from marl_jax.setup.train_programs import at_start
 from tests.marl_jax import tiny_plan
 
-pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Programs that several runs here have in common are compiled once."""
-    with tiny_plan.compiled_once(tmp_path_factory.mktemp("compiled")):
-        yield
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("compiled_once")]
 
 
 def state(workdir):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.special import softmax
 
 from configs import algorithms, defaults
 from envs.games.matrix.rules import Matrix
@@ -120,7 +121,7 @@ def test_additive_payoffs_are_fitted_exactly():
 def test_a_mixture_never_decreases_in_a_value():
     critic = critics.init("q_mixed", types.SimpleNamespace(d_model=4), {}, 2, 3, jax.random.key(0))
     state, values = jax.random.normal(jax.random.key(1), (64, 4)), 3 * jax.random.normal(jax.random.key(2), (64, 3))
-    slopes = jax.vmap(jax.grad(lambda v, s: critics.mix(critic, s, v)))(values, state)
+    slopes = jax.jit(jax.vmap(jax.grad(lambda v, s: critics.mix(critic, s, v))))(values, state)
     assert np.min(slopes) >= 0 and np.std(slopes) > 0
 
 
@@ -128,7 +129,7 @@ def test_targets_equal_a_loop():
     rng = np.random.default_rng(0)
     rewards, best = rng.normal(size=(2, 6, 4)).astype(np.float32)
     ends = rng.random((6, 4)) < 0.3
-    found = rounds.lambda_targets(jnp.asarray(rewards), jnp.asarray(ends), jnp.asarray(best), 0.9, 0.7)
+    found = np.asarray(jax.jit(rounds.lambda_targets)(rewards, ends, best, 0.9, 0.7))
     for game in range(4):
         target = best[-1, game]
         for k in reversed(range(5)):
@@ -157,10 +158,11 @@ def policy_of(game, prompt, critic="q", lora=None, epsilon=0.25):
 def test_actions_are_sampled_by_value():
     names = tiny_play.answers(tiny_play.prompt()).choices
     n, legal = 9, jnp.arange(9) < 4
-    weight = jax.random.normal(jax.random.key(0), (1, n + 1))
-    critic = {"weight": weight, "bias": jnp.zeros(n + 1)}
+    weight = np.random.default_rng(0).standard_normal((1, n + 1), np.float32)
+    critic = {"weight": weight, "bias": np.zeros(n + 1, np.float32)}
     batch = 4000
 
+    @jax.jit
     def sampled(temperature):
         inputs = DecodeInputs(
             model=None, params={}, hidden=jnp.ones((batch, 1)), lengths=jnp.zeros(batch, jnp.int32),
@@ -169,14 +171,14 @@ def test_actions_are_sampled_by_value():
         )  # fmt: skip
         return ByValue(names, epsilon=0.2).sample(inputs)
 
-    expected = 0.8 * jax.nn.softmax(weight[0, :4] / 0.5) + 0.2 / 4
-    reply = sampled(0.5)
+    expected = 0.8 * softmax(weight[0, :4] / 0.5) + 0.2 / 4
+    reply = jax.device_get(sampled(0.5))
     shares = np.bincount(reply.action, minlength=n) / batch
     np.testing.assert_allclose(shares[:4], expected, atol=0.03)
     assert not shares[4:].any()
-    np.testing.assert_allclose(reply.logps[:, 0], jnp.log(expected)[reply.action], atol=1e-5)
-    np.testing.assert_array_equal(reply.tokens, jnp.maximum(names.ids, 0)[reply.action])
-    assert set(sampled(0.0).action.tolist()) == {int(jnp.argmax(weight[0, :4]))}
+    np.testing.assert_allclose(reply.logps[:, 0], np.log(expected)[reply.action], atol=1e-5)
+    np.testing.assert_array_equal(reply.tokens, np.maximum(names.ids, 0)[reply.action])
+    assert set(sampled(0.0).action.tolist()) == {int(np.argmax(weight[0, :4]))}
 
 
 # Rounds
@@ -210,31 +212,37 @@ def test_the_rows_of_a_round_share_its_value_and_target(critic, lora):
     policy, trained, frozen, sampled, samples = played(critic, lora)
     weights = {**frozen, **trained}
     assert samples.n == 16 and samples.n_groups * 2 >= 16 and np.all(samples.loss_weights == 1)
-    order = np.asarray(rows_by_group(jax.random.key(3), samples))
-    picked = take(samples, order)
+    order = np.asarray(jax.jit(rows_by_group)(jax.random.key(3), samples))
+    picked = take(jax.device_get(samples), order)
     assert picked.seat[:, 0].tolist() == [0, 1] * 8
     np.testing.assert_array_equal(picked.group[::2], picked.group[1::2])
     np.testing.assert_array_equal(picked.returns[::2], picked.returns[1::2])
-    values = scoring.score(policy, weights, picked).values[:, 0]
-    own = scoring.value_taken(scoring.head_values(policy, weights, picked), picked)[:, 0].reshape(-1, 2)
-    expected = jnp.sum(own, axis=1)
-    if critic == "q_mixed":
-        expected = critics.mix(weights["critic"], scoring.central_states(policy, weights, picked)[::2, 0], own)
+
+    @jax.jit
+    def joint(weights, picked):
+        """The values that the learner computes, and those mixed from values of the seats."""
+        values = scoring.score(policy, weights, picked).values[:, 0]
+        own = scoring.value_taken(scoring.head_values(policy, weights, picked), picked)[:, 0].reshape(-1, 2)
+        if critic == "q":
+            return values, jnp.sum(own, axis=1)
+        return values, critics.mix(weights["critic"], scoring.central_states(policy, weights, picked)[::2, 0], own)
+
+    values, expected = jax.device_get(joint(weights, picked))
     np.testing.assert_allclose(values[::2], expected, atol=1e-5)
     np.testing.assert_array_equal(values[::2], values[1::2])
     # Rewards arrive with the second seat's move, and a game has two rounds.
-    reward = np.asarray(rounds.by_round(sampled, sampled.rewards[..., 0]))  # [K, P, B]
-    ends = np.asarray(rounds.by_round(sampled, sampled.ends)).any(1)
-    target = np.asarray(rounds.by_round(sampled, jnp.zeros_like(sampled.rewards[..., 0])))
-    assert not reward[:, 0].any() and ends.any() and target.shape == reward.shape
-    others = np.asarray(rounds.others(sampled))[:, 0]
-    actions = np.asarray(rounds.by_round(sampled, sampled.action))
+    others = np.asarray(jax.jit(rounds.others)(sampled))[:, 0]
+    sampled = jax.device_get(sampled)
+    reward = rounds.by_round(sampled, sampled.rewards[..., 0])  # [K, P, B]
+    ends = rounds.by_round(sampled, sampled.ends).any(1)
+    assert not reward[:, 0].any() and ends.any()
+    actions = rounds.by_round(sampled, sampled.action)
     np.testing.assert_array_equal(rounds.by_round(sampled, others[:, None]), actions[:, ::-1])
 
 
 def test_gradients_of_parts_add_up_to_those_of_a_minibatch():
     policy, trained, frozen, _, samples = played("q_mixed", 2)
-    picked = take(samples, rows_by_group(jax.random.key(3), samples))
+    picked = take(jax.device_get(samples), np.asarray(jax.jit(rows_by_group)(jax.random.key(3), samples)))
     state = TrainState(trained, frozen, None, None)
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -247,7 +255,7 @@ def test_gradients_of_parts_add_up_to_those_of_a_minibatch():
     whole, parts = gradients(1, picked), gradients(4, picked)
     # Both sum the same terms in float32, in another order.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-5), whole, parts)
-    assert max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(whole)) > 1e-4
+    assert max(np.max(np.abs(x)) for x in jax.tree.leaves(jax.device_get(whole))) > 1e-4
 
 
 @pytest.mark.nightly

@@ -19,6 +19,7 @@ from marl_jax.modes import evaluate, train
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.schema import validate
 from marl_jax.web import completion_changes
+from tests.conftest import examples
 from tests.marl_jax import tiny_run, tiny_task
 
 
@@ -71,7 +72,7 @@ def test_the_best_goes_by_the_tasks_own_score_where_it_has_one():
     assert best([sample(0, 1, reward=2), sample(0, 0, reward=2), sample(0, 0, reward=1)], "reward") == 0.5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_rates_of_several_samples_against_their_definitions(table):
     """pass@1 is the mean and pass@3 the fraction with a correct sample; maj@3 needs two of three."""
@@ -217,6 +218,7 @@ def test_a_run_writes_its_answers_and_is_not_continued_on_other_data(tmp_path):
         train.train(config, tmp_path / "run")
 
 
+@pytest.mark.nightly
 def test_a_run_whose_evaluations_all_fail_says_so_and_has_no_best_checkpoint(tmp_path, caplog):
     config, _ = small(tmp_path)
     config.task.max_length = 16  # no question fits

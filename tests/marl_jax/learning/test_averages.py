@@ -77,11 +77,13 @@ def test_advantages_are_whole_returns_less_the_baseline_of_the_seat():
     rollout = tiny_play.rollout(TicTacToe(), policy, 8, 6, prompt=tiny_play.prompt())
     trained, frozen = tiny_play.weights(policy)
     params = {"main": {**frozen, **trained}}
-    samples, _, _ = quick_jit(rollout.run)(params, rollout.init(jax.random.key(0), params), jax.random.key(1))
+    start = jax.jit(rollout.init)(jax.random.key(0), params)
+    samples, _, _ = jax.device_get(quick_jit(rollout.run)(params, start, jax.random.key(1)))
     usual = np.array([0.3, -0.2], np.float32)
     weights = {**params["main"], "baseline": jnp.asarray(usual)}
     algo = tiny_play.ppo(gamma=1.0, lam=0.5, **ROLE)
-    ready, metrics = quick_jit(lambda w, s: PPO.compute_advantages(policy, w, s, algo))(weights, samples)
+    compute_advantages = quick_jit(lambda w, s: PPO.compute_advantages(policy, w, s, algo))
+    ready, metrics = jax.device_get(compute_advantages(weights, samples))
     assert float(metrics["baseline/seat_1"]) == pytest.approx(-0.2)
 
     paid, seat, ends = (np.asarray(samples.in_time(x)) for x in (samples.rewards, samples.seat, samples.ends))
@@ -137,10 +139,10 @@ def loss_of(logps, algo, scheduled=None):
 def test_the_magnet_pulls_the_policy_to_it():
     logps = jnp.array([[-1.0], [-1.0]])
     algo = tiny_play.ppo(entropy_coef=0.0, kl_kind="k2", magnet_coef=0.4, **ROLE)
-    loss, metrics = loss_of(logps, algo)
+    loss, metrics = jax.jit(loss_of, static_argnums=1)(logps, algo)
     assert float(metrics["magnet_kl"]) == pytest.approx((0.5 * 1 + 0.5 * 0.25) / 2)
     assert float(loss) == pytest.approx(0.4 * float(metrics["magnet_kl"]))  # advantages are 0
-    grads = jax.grad(lambda x: loss_of(x, algo)[0])(logps)
+    grads = jax.jit(jax.grad(lambda x: loss_of(x, algo)[0]))(logps)
     np.testing.assert_allclose(grads, [[0.4 * 1.0 / 2], [0.4 * -0.5 / 2]], rtol=1e-6)
     assert "magnet_kl" not in loss_of(logps, tiny_play.ppo(**ROLE))[1] and "value_loss" not in metrics
 

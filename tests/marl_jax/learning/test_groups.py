@@ -9,7 +9,7 @@ from marl_jax.learning import groups
 
 pytestmark = pytest.mark.quick
 
-REWARDS = jnp.array([[1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 0.0, 4.0], [5.0, 5.0, 5.0, 5.0]])
+REWARDS = np.array([[1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 0.0, 4.0], [5.0, 5.0, 5.0, 5.0]], np.float32)
 # means 3, 1, 5; sums of squares 14, 12, 0
 
 
@@ -38,26 +38,27 @@ REWARDS = jnp.array([[1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 0.0, 4.0], [5.0, 5.0, 5.0,
     ],
 )
 def test_by_hand(settings, expected):
-    found = groups.advantages(REWARDS, **settings)
+    found = jax.jit(lambda rewards: groups.advantages(rewards, **settings))(REWARDS)
     np.testing.assert_allclose(found.advantages, np.array(expected), atol=1e-4)
     assert found.informative.tolist() == [True, True, False]
 
 
 def test_only_members_count():
-    members = jnp.array([[True, True, False, False], [False, False, False, True], [False] * 4])
-    found = groups.advantages(REWARDS, members, std=False)
+    advantages = jax.jit(groups.advantages, static_argnames=("std", "baseline"))
+    members = np.array([[True, True, False, False], [False, False, False, True], [False] * 4])
+    found = jax.device_get(advantages(REWARDS, members, std=False))
     np.testing.assert_allclose(found.advantages, [[-0.5, 0.5, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
     assert found.informative.tolist() == [True, False, False]
-    alone = groups.advantages(REWARDS, members, std=False, baseline="leave_one_out")
+    alone = jax.device_get(advantages(REWARDS, members, std=False, baseline="leave_one_out"))
     np.testing.assert_allclose(alone.advantages[0], [-1, 1, 0, 0])  # each against the other
-    spread = groups.advantages(REWARDS, members)
+    spread = jax.device_get(advantages(REWARDS, members))
     np.testing.assert_allclose(spread.advantages[0], [-1, 1, 0, 0], atol=1e-5)
 
 
 def test_equal_rewards_give_no_advantage_whatever_the_rounding():
     # The float32 mean of three times 0.1 is not 0.1; divided by a deviation near 0 it would look like a signal.
-    rewards = jnp.full((1, 3), 0.1) + jnp.array([[0.0, 1e-8, 0.0]])
-    found = groups.advantages(rewards)
+    rewards = np.full((1, 3), 0.1, np.float32) + np.array([[0.0, 1e-8, 0.0]], np.float32)
+    found = jax.device_get(jax.jit(groups.advantages)(rewards))
     assert found.advantages.tolist() == [[0, 0, 0]] and not bool(found.informative[0])
 
 
@@ -67,14 +68,14 @@ def test_differences_within_the_rounding_of_large_rewards_are_none():
 
 
 def test_any_leading_axes_and_shift_and_scale():
-    rewards = jax.random.normal(jax.random.key(0), (2, 3, 5))
-    once = groups.advantages(rewards).advantages
-    np.testing.assert_allclose(jnp.mean(once, axis=-1), 0, atol=1e-6)
-    np.testing.assert_allclose(jnp.std(once, axis=-1), 1, atol=1e-4)
-    np.testing.assert_allclose(groups.advantages(7 + 3 * rewards).advantages, once, atol=1e-4)
-    agents = jnp.zeros((2, 3), jnp.int32)
-    of_agent = groups.advantages(rewards, normalize="agent", agents=agents).advantages
-    assert float(jnp.sqrt(jnp.mean(jnp.square(of_agent)))) == pytest.approx(1.0, abs=1e-4)
+    rewards = np.random.default_rng(0).standard_normal((2, 3, 5), np.float32)
+    advantages = jax.jit(groups.advantages, static_argnames="normalize")
+    once = np.asarray(advantages(rewards).advantages)
+    np.testing.assert_allclose(np.mean(once, axis=-1), 0, atol=1e-6)
+    np.testing.assert_allclose(np.std(once, axis=-1), 1, atol=1e-4)
+    np.testing.assert_allclose(advantages(7 + 3 * rewards).advantages, once, atol=1e-4)
+    of_agent = advantages(rewards, normalize="agent", agents=np.zeros((2, 3), np.int32)).advantages
+    assert np.sqrt(np.mean(np.square(of_agent))) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_unknown_baseline_is_refused():

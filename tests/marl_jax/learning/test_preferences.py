@@ -196,8 +196,19 @@ def episodes(groups, members, **fields):
     return jax.tree.map(jnp.asarray, tiny_samples.by_hand(completion_of, **{**given, **fields}))
 
 
+def summed(samples, x):
+    """Return the first completions of the sides, and sums of x over the own and the other side."""
+
+    @jax.jit
+    def both(samples, x):
+        sides = Sides.of(samples)
+        return sides.first, *sides.sums(x)
+
+    return jax.device_get(both(samples, x))
+
+
 def test_joined_rows_hold_both_episodes_of_a_pair():
-    joined = join_pairs(episodes([1, 0, 0, 1], [1, 0, 1, 0]))
+    joined = jax.device_get(jax.jit(join_pairs)(episodes([1, 0, 0, 1], [1, 0, 1, 0])))
     assert joined.n == 2
     np.testing.assert_array_equal(joined.tokens, [[3, 4, 5, 6, 7, 8], [9, 10, 11, 0, 1, 2]])
     np.testing.assert_array_equal(joined.segment[0], [0, 0, -1, 1, 1, -1])
@@ -205,9 +216,8 @@ def test_joined_rows_hold_both_episodes_of_a_pair():
     np.testing.assert_array_equal(joined.completion_of[0], [0, 0, 1, 1])
     np.testing.assert_array_equal(joined.logits_index[0], [0, 1, 3, 4])
     np.testing.assert_array_equal(joined.member, [[0, 1], [0, 1]])
-    sides = Sides.of(joined)
-    np.testing.assert_array_equal(sides.first, True)
-    own, other = sides.sums(jnp.array([[1.0, 2.0], [3.0, 4.0]]))
+    first, own, other = summed(joined, np.array([[1.0, 2.0], [3.0, 4.0]], np.float32))
+    np.testing.assert_array_equal(first, True)
     np.testing.assert_array_equal(own, [[1, 2], [3, 4]])
     np.testing.assert_array_equal(other, [[2, 1], [4, 3]])
 
@@ -215,8 +225,9 @@ def test_joined_rows_hold_both_episodes_of_a_pair():
 def test_an_episode_without_its_partner_is_not_learned_from():
     """Group 0 lost an episode, group 2 has one by another policy; only group 1 is a pair."""
     samples = episodes([0, 1, 1, 2, 2, 2], [0, 0, 1, 0, 1, 0], policy=np.array([0, 0, 0, 0, 1, -1], np.int32))
-    samples = samples.replace(completion_lengths=samples.completion_lengths.at[5].set(0))
-    joined = join_pairs(samples)
+    lengths = np.array(samples.completion_lengths)
+    lengths[5] = 0
+    joined = jax.device_get(jax.jit(join_pairs)(samples.replace(completion_lengths=lengths)))
     np.testing.assert_array_equal(joined.loss_weights, [[1, 1], [0, 0], [0, 0]])
     np.testing.assert_array_equal(joined.tokens[0], [3, 4, 5, 6, 7, 8])
 
@@ -231,8 +242,7 @@ def test_the_turns_of_an_episode_are_one_side():
     samples = tiny_samples.by_hand(
         [[0, 1, 2, 3, 4]], group=np.array([[0, 0, 0, 0, 1]], np.int32), member=np.array([[0, 0, 1, 1, 0]], np.int32)
     )
-    sides = Sides.of(jax.tree.map(jnp.asarray, samples))
-    np.testing.assert_array_equal(sides.first, [[True, False, True, False, False]])
-    own, other = sides.sums(jnp.array([[1.0, 2.0, 4.0, 8.0, 16.0]]))
+    first, own, other = summed(samples, np.array([[1.0, 2.0, 4.0, 8.0, 16.0]], np.float32))
+    np.testing.assert_array_equal(first, [[True, False, True, False, False]])
     np.testing.assert_array_equal(own[0, :4], [3, 3, 12, 12])
     np.testing.assert_array_equal(other[0, :4], [12, 12, 3, 3])

@@ -107,10 +107,14 @@ def test_the_loss_toward_legal_names_is_their_probability_without_the_mask():
     plain, algo = (tiny_play.ppo(minibatches=1, legal_coef=coef, entropy_coef=0.0) for coef in (0.0, 0.5))
     rows = prepared(plain, long_names=True)
     weights, choices = {**frozen, **trained}, jax.device_get(policy.answers.choices)
-    before = scoring.before_answers(policy, weights["model"], rows, None)
-    p = np.asarray(jax.nn.softmax(policy.model.logits(weights["model"], before)))  # [N, W, V]
+
+    @jax.jit
+    def probabilities(model, rows):  # [N, W, V]
+        return jax.nn.softmax(policy.model.logits(model, scoring.before_answers(policy, model, rows, None)))
+
+    p = np.asarray(probabilities(weights["model"], rows))
     said = []
-    for i, (action, legal) in enumerate(zip(rows.action[:, 0], np.asarray(rows.legal[:, 0]), strict=True)):
+    for i, (action, legal) in enumerate(zip(np.asarray(rows.action)[:, 0], np.asarray(rows.legal)[:, 0], strict=True)):
         name = choices.ids[action]
         for w in range(choices.lengths[action]):
             alive = [a for a in range(9) if legal[a] and (choices.ids[a, :w] == name[:w]).all()]

@@ -30,9 +30,10 @@ def make_run(workdir, rank, style="plain", task=""):
     config.model.shape.update(dict(d_model=32, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=16, d_ff=48))
     made = setup.make(config)
     trained, frozen = made.backbone.weights_at_start()
-    trained = jax.tree.map(lambda x: x + jnp.linspace(0, 0.5, x.size).reshape(x.shape).astype(x.dtype), trained)
+    trained = jax.tree.map(lambda x: x + np.linspace(0, 0.5, x.size, dtype=x.dtype).reshape(x.shape),
+                           jax.device_get(trained))  # fmt: skip
     checkpoints = Checkpoints(workdir)
-    checkpoints.save(7, {"trained": {"main": trained}, "optimizer": jnp.zeros(3)}, {})
+    checkpoints.save(7, jax.device_put({"trained": {"main": trained}, "optimizer": np.zeros(3, np.float32)}), {})
     checkpoints.close()
     return config, made, trained, frozen
 
@@ -70,7 +71,7 @@ def test_an_adapter_is_merged_and_also_written_alone(exported):
     expected = lora.merge(frozen["model"], trained["adapters"], scale, 0)
     assert_same(load(merged)[1], expected)
     alone = peft.load(adapter, made.backbone.model.cfg)
-    assert_same(alone.weights["q"]["a"], trained["adapters"]["q"]["a"][:, 0])
+    assert_same(alone.weights["q"]["a"], np.asarray(trained["adapters"]["q"]["a"])[:, 0])
 
 
 def test_the_card_has_the_figures_and_the_exact_prompt(exported):
@@ -81,8 +82,8 @@ def test_the_card_has_the_figures_and_the_exact_prompt(exported):
     assert "0.500 |" not in card and "0.100 |" not in card, "other steps"
     shown = re.search(r"```text\n(.*?)\n```", card, re.DOTALL)[1]
     state = made.game.reset(jax.random.key(0))
-    tokens, length = made.backbone.game_prompt.opening(state, jnp.int32(0))
-    assert made.backbone.tokenizer.encode(shown) == tokens[: int(length)].tolist()
+    tokens, length = jax.jit(made.backbone.game_prompt.opening)(state, np.int32(0))
+    assert made.backbone.tokenizer.encode(shown) == np.asarray(tokens)[: int(length)].tolist()
     assert "Generate at most 1 token." in card and "`1`, `2`, `3`" in card and "random initialization" in card
     assert json.loads((merged / "run_config.json").read_text())["env"]["style"] == config.env.style
     legal = float(re.search(r"in random positions: ([\d.]+)%", card)[1])
@@ -93,13 +94,18 @@ def by_hand(made, params):
     """The share of legal answers, from the most likely tokens of the whole vocabulary."""
     game, backbone = made.game, made.backbone
     states, right = random_positions(game, 512, jax.random.key(0)), 0
-    tokens, lengths = jax.vmap(backbone.game_prompt.opening)(states, jax.vmap(game.player)(states))
-    hidden, _ = backbone.model.forward(params, tokens, lengths=lengths, dtype=jnp.float32)
-    last = hidden[jnp.arange(512), lengths - 1]
-    best = np.argmax(backbone.model.logits(params, last), axis=-1)
-    for token, legal in zip(best, np.asarray(jax.vmap(game.legal)(states)), strict=True):
+
+    @jax.jit
+    def read(params, states):
+        tokens, lengths = jax.vmap(backbone.game_prompt.opening)(states, jax.vmap(game.player)(states))
+        hidden, _ = backbone.model.forward(params, tokens, lengths=lengths, dtype=jnp.float32)
+        logits = backbone.model.logits(params, hidden[jnp.arange(512), lengths - 1])
+        return jnp.argmax(logits, axis=-1), jax.vmap(game.legal)(states), jax.vmap(game.done)(states)
+
+    best, legals, done = jax.device_get(read(params, states))
+    for token, legal in zip(best, legals, strict=True):
         right += chr(token) in [name for name, one in zip(game.action_names, legal, strict=True) if one]
-    assert not jax.vmap(game.done)(states).any()
+    assert not done.any()
     return right / 512
 
 
@@ -110,7 +116,7 @@ def test_a_policy_that_puts_everything_on_legal_names_answers_legally(tmp_path):
     params = made.backbone.params(jax.random.key(0))
     model = made.backbone.model
     fifth = dataclasses.replace(made.backbone, model=Always(model, ord("5")))
-    free = float(jnp.mean(jax.vmap(made.game.legal)(states)[:, 4]))
+    free = np.mean(jax.jit(jax.vmap(made.game.legal))(states), axis=0)[4]
     assert legal_answer_rate(made.game, fifth, params) == pytest.approx(free) and 0.2 < free < 0.8
 
 

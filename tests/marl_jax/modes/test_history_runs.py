@@ -17,22 +17,14 @@ from marl_jax.interactive.game_table import PolicySeat
 from marl_jax.learning.learn_step import optimizer_for
 from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.setup.train_programs import at_start, programs
-from tests.marl_jax import tiny_history as tiny
 from tests.marl_jax import tiny_play, tiny_run
+from tests.marl_jax.rollouts.conversations import tiny_history as tiny
 from tests.marl_jax.tiny_play import TOKENIZER
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
 GAME = tiny.game("tic_tac_toe")
 HISTORY_TURNS = 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs run for milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @functools.cache

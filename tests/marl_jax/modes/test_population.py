@@ -36,19 +36,32 @@ def results(workdir):
     return json.loads((workdir / population.FILE).read_text())["rounds"]
 
 
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.nightly)])
+def rounds(request):
+    """The number of responses in the population."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def psro(tmp_path_factory):
-    """A population of three that was stopped after one round and continued."""
+def psro(rounds, tmp_path_factory):
+    """A population with a response per round; one of two rounds was stopped after the first and continued."""
     workdir = tmp_path_factory.mktemp("runs") / "psro"
     population.main(config_of("psro", rounds=1), workdir)
-    first = (workdir / "members" / "response-01" / "metrics.jsonl").stat().st_mtime_ns
-    population.main(config_of("psro", rounds=2), workdir)
-    assert (workdir / "members" / "response-01" / "metrics.jsonl").stat().st_mtime_ns == first
+    if rounds > 1:
+        first = (workdir / "members" / "response-01" / "metrics.jsonl").stat().st_mtime_ns
+        population.main(config_of("psro", rounds=rounds), workdir)
+        assert (workdir / "members" / "response-01" / "metrics.jsonl").stat().st_mtime_ns == first
     return workdir
 
 
-def test_payoffs_and_exploitability_are_exact(psro):
-    members = [psro / "members" / f"response-{i:02}" for i in range(3)]
+@pytest.fixture(scope="module")
+def newest(rounds, psro):
+    """The folder of the last response."""
+    return psro / "members" / f"response-{rounds:02}"
+
+
+def test_payoffs_and_exploitability_are_exact(psro, rounds):
+    members = [psro / "members" / f"response-{i:02}" for i in range(rounds + 1)]
     setup = setups.make(saved.read(members[0]), workdir=members[0])
     tree, play = exact.build(make("kuhn")), ExactPlay(setup.game, setup.seated(), 16)
     with jax.set_mesh(setup.mesh):
@@ -66,26 +79,25 @@ def test_payoffs_and_exploitability_are_exact(psro):
     assert last["exploitability"] == pytest.approx(exact.exploitability(tree, mixture), abs=1e-9)
 
 
-def test_a_member_responds_to_the_equilibrium_from_the_first_weights(psro):
-    before, last = results(psro)[1], results(psro)[2]
-    config = saved.read(psro / "members" / "response-02")
+def test_a_member_responds_to_the_equilibrium_from_the_first_weights(psro, newest):
+    before, last = results(psro)[-2:]
+    config = saved.read(newest)
     shares = {name: share for name, share in zip(before["names"], before["shares"], strict=True) if share >= 1e-3}
-    assert last["opponents"]["response-02"] == pytest.approx(shares)
+    assert last["opponents"][newest.name] == pytest.approx(shares)
     assert [name.rpartition("/")[2] for name in config.opponents.members] == list(shares)
     assert config.opponents.self_play_frac == 0 and not config.opponents.prioritized
     assert config.model.init_from.endswith("members/response-00")
-    assert last["best_gain"] == before["exploitability"] >= last["gain"]["response-02"]
+    assert last["best_gain"] == before["exploitability"] >= last["gain"][newest.name]
 
 
-def test_the_pool_has_the_policies_of_the_members_and_is_saved(psro):
-    folder = psro / "members" / "response-02"
-    config = saved.read(folder)
-    setup = setups.make(config, workdir=folder)
+def test_the_pool_has_the_policies_of_the_members_and_is_saved(psro, newest):
+    config = saved.read(newest)
+    setup = setups.make(config, workdir=newest)
     with jax.set_mesh(setup.mesh):
         state = setup.rollout.init(jax.random.key(0), {"main": setup.backbone.weights_at_start()[0]})
         pool = with_opponents(setup, state).pool
     n = len(config.opponents.members)
-    assert pool.step.tolist() == [*range(n), *[-1] * (3 - n)]
+    assert pool.step.tolist() == [*range(n), *[-1] * (len(pool.step) - n)]
     np.testing.assert_allclose(pool.share[:n], config.opponents.shares, rtol=1e-6)
     for place, member in enumerate(config.opponents.members):
         own = restore_weights(setup, psro / "members" / member.rpartition("/")[2])[1]["main"]["model"]
@@ -94,19 +106,17 @@ def test_the_pool_has_the_policies_of_the_members_and_is_saved(psro):
 
 
 @pytest.mark.nightly
-def test_members_that_share_programs_are_ordinary_runs(psro, tmp_path):
-    train.train(saved.read(psro / "members" / "response-02"), tmp_path / "alone")
-    rows = [
-        read_json_lines(folder / "metrics.jsonl") for folder in (psro / "members" / "response-02", tmp_path / "alone")
-    ]
+def test_members_that_share_programs_are_ordinary_runs(newest, tmp_path):
+    train.train(saved.read(newest), tmp_path / "alone")
+    rows = [read_json_lines(folder / "metrics.jsonl") for folder in (newest, tmp_path / "alone")]
     timed = ("time", "seconds", "per_s", "memory", "device_idle")
     own, alone = ([{k: v for k, v in row.items() if not any(t in k for t in timed)} for row in one] for one in rows)
     assert own == alone
 
 
-def test_results_are_a_table_and_a_page(psro):
+def test_results_are_a_table_and_a_page(psro, newest, rounds):
     table = (psro / "population.md").read_text()
-    assert "| response-02 |" in table and table.count("\n|") == 9
+    assert f"| {newest.name} |" in table and table.count("\n|") == 5 + 2 * rounds
     page = (psro / "population.html").read_text()
     assert "newest response" in page and "<svg" in page
 
@@ -169,10 +179,10 @@ def test_members_of_another_game_are_refused(psro):
         with_opponents(setup, state)
 
 
-def test_a_missing_member_is_named(psro, tmp_path):
-    config = saved.read(psro / "members" / "response-02").unlock()
+def test_a_missing_member_is_named(newest, tmp_path):
+    config = saved.read(newest).unlock()
     config.opponents.members = (str(tmp_path / "gone"),)
     with pytest.raises(ConfigError, match="gone"):
         validate.check(config)
-    assert Checkpoints(psro / "members" / "response-02", read_only=True).latest == 2
-    validate.check(config, workdir=psro / "members" / "response-02")  # its checkpoint has the pool
+    assert Checkpoints(newest, read_only=True).latest == 2
+    validate.check(config, workdir=newest)  # its checkpoint has the pool

@@ -80,7 +80,7 @@ def test_one_command_ranks_the_runs_of_a_folder(tmp_path, capsys):
     assert "gone is neither the folder of a run" in capsys.readouterr().err
 
 
-@pytest.mark.nightly_for("3")
+@pytest.mark.nightly_for("3", "2")
 @pytest.mark.parametrize("players", [2, 3])
 def test_one_command_makes_the_cross_play_matrix_of_a_cooperative_game(tmp_path, players):
     for name in ("one", "two"):

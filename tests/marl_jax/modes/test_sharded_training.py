@@ -24,7 +24,7 @@ from marl_jax.setup.train_programs import at_start, programs, resumed, saved
 from tests.conftest import nightly_cases
 from tests.marl_jax import tiny_run
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
 SHAPE = dict(d_model=16, n_layers=1, n_heads=8, n_kv_heads=2, head_dim=4, d_ff=16)
 MESHES = {"one": (1, 1, 1), "all": (2, 2, 2), "four": (1, 2, 2)}  # sizes of data, fsdp and tensor
@@ -51,14 +51,6 @@ def config_of(case: str):
     config.model.update(dict(shape=SHAPE, dtype="float32", remat="none" if case == "full" else "full"))
     config.optim.update(dict(warmup=0, schedule="constant"))
     return config
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs run for milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @functools.cache

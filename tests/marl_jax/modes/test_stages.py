@@ -17,16 +17,9 @@ from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.schema import flags, saved, stages, validate
 from marl_jax.setup.weights import restore_weights
-from tests.marl_jax import tiny_plan, tiny_run
+from tests.marl_jax import tiny_run
 
-pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Share compiled programs between runs."""
-    with tiny_plan.compiled_once(tmp_path_factory.mktemp("compiled")):
-        yield
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("compiled_once")]
 
 
 def get_config():

@@ -22,19 +22,14 @@ from marl_jax.running.metrics import read_json_lines
 from marl_jax.schema import validate
 from tests.marl_jax import tiny_plan
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 POOLS = dict(n_train=40, n_test=12)
 PUZZLES = {
     "plan_path": (dict(size=6), plan_path_levels),
     "sokoban": (dict(size=6, boxes=2), sokoban_levels),
     "sudoku": (dict(size=4), sudoku_levels),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """The programs of a run and of its continuation are compiled once."""
-    with tiny_plan.compiled_once(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 def finished(solved, ended):

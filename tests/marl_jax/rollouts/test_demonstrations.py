@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -58,7 +57,8 @@ def shown():
     validate.check(config)
     setup = setups.make(config)
     rollout = setup.rollout
-    return setup, jax.jit(rollout.play)({}, rollout.fresh_games(jax.random.key(0)), jax.random.key(1))[0]
+    start = jax.jit(rollout.fresh_games)(jax.random.key(0))
+    return setup, jax.jit(rollout.play)({}, start, jax.random.key(1))[0]
 
 
 def test_kinds_of_moves_may_weigh_more(shown):
@@ -87,16 +87,17 @@ def test_weights_that_mean_nothing_are_refused(weights, message):
 
 
 def test_rows_that_are_cut_lose_long_prompts_and_nothing_else():
-    lengths = jnp.array([[3, 6, 4], [5, 2, 6]])
-    prompts = jnp.where(jnp.arange(7) < lengths[..., None], 1 + jnp.arange(7), 0)
-    zeros = jnp.zeros((2, 3), jnp.int32)
-    answers = jnp.full((2, 3, 2), 9)
-    decision = Decision(zeros, answers, zeros + 2, jnp.zeros((2, 3, 2)), jnp.zeros((2, 3)), zeros > 0)
+    lengths = np.array([[3, 6, 4], [5, 2, 6]])
+    prompts = np.where(np.arange(7) < lengths[..., None], 1 + np.arange(7), 0)
+    zeros, floats = np.zeros((2, 3), np.int32), np.zeros((2, 3), np.float32)
+    answers = np.full((2, 3, 2), 9)
+    decision = Decision(zeros, answers, zeros + 2, np.zeros((2, 3, 2), np.float32), floats, zeros > 0)
     turn = Turn(
-        prompts, lengths, zeros + 10, zeros, zeros, zeros, zeros, decision, jnp.ones((2, 3, 4), bool),
-        rewards=jnp.zeros((2, 3, 1)), ends=zeros > 0, counts=jnp.ones((2, 3)),
+        prompts, lengths, zeros + 10, zeros, zeros, zeros, zeros, decision, np.ones((2, 3, 4), bool),
+        rewards=floats[..., None], ends=zeros > 0, counts=1 + floats,
     )  # fmt: skip
-    whole, cut = turns.to_samples(turn), turns.to_samples(turn, tokens=5)
+    to_samples = jax.jit(turns.to_samples, static_argnames="tokens")
+    whole, cut = jax.device_get((to_samples(turn), to_samples(turn, tokens=5)))
     fits = np.asarray(lengths).ravel() <= 4  # of an answer of two tokens, one is read
     assert cut.tokens.shape == (6, 5) and whole.tokens.shape == (6, 7)
     np.testing.assert_array_equal(cut.loss_weights[:, 0], fits)
@@ -105,7 +106,7 @@ def test_rows_that_are_cut_lose_long_prompts_and_nothing_else():
         expected = np.asarray(getattr(whole, name))[fits]
         found = np.asarray(getattr(cut, name))[fits]
         np.testing.assert_array_equal(found, expected[:, : found.shape[1]])
-    played = dataclasses.replace(turn, counts=turn.counts.at[0, 1].set(0.0))
+    played = dataclasses.replace(turn, counts=turn.counts * (np.arange(6).reshape(2, 3) != 1))
     assert contexts.TurnContext(None, 5).dropped(played, None).tolist() == [[0, 0, 0], [1, 0, 1]]
     assert contexts.TurnContext(None).dropped(turn, None) is None
 
@@ -117,9 +118,9 @@ def test_recorded_moves_fill_the_first_rows(symmetric):
     config.mesh.data, config.env.symmetry = 1, symmetric
     setup = setups.make(config)
     plain = dataclasses.replace(setup.rollout, noise=0.5)
-    game, start = setup.game, plain.fresh_games(jax.random.key(0))
-    states = jax.tree.map(lambda x: x[2:6], start.state)._replace(deck=jnp.zeros((4, 0), jnp.int8))
-    hints = 4 + np.argmax(np.asarray(jax.vmap(game.legal)(states))[:, 4:6], axis=1)  # about a color of the partner
+    game, start = setup.game, jax.jit(plain.fresh_games)(jax.random.key(0))
+    states = jax.tree.map(lambda x: x[2:6], jax.device_get(start.state))._replace(deck=np.zeros((4, 0), np.int8))
+    hints = 4 + np.argmax(np.asarray(jax.jit(jax.vmap(game.legal))(states))[:, 4:6], axis=1)  # about a color
     moves = RecordedMoves(states, hints, np.array([0, 0.5, 0, 0], np.float32))
     mixed = dataclasses.replace(plain, recorded=moves, recorded_rows=3, gain_weight=2.0)
     own, shown = (jax.jit(one.play)({}, start, jax.random.key(1)) for one in (plain, mixed))
@@ -156,5 +157,5 @@ def test_other_play_permutes_colors_for_each_seat():
     config.mesh.data, config.first_stage = 1, {}
     validate.check(config)
     rollout = setups.make(config).rollout
-    through = np.asarray(rollout.fresh_games(jax.random.key(0)).symmetry)
+    through = np.asarray(jax.jit(rollout.fresh_games)(jax.random.key(0)).symmetry)
     assert through.shape == (64, 2) and len({tuple(row) for row in through.tolist()}) == 4  # 2 colors, 2 seats

@@ -344,6 +344,7 @@ def test_a_seat_can_belong_to_a_bot_for_good():
     assert (finished.total.agent[..., 0][finished.ended] <= 0).all() and finished.ended.any()
 
 
+@pytest.mark.nightly
 def test_a_bot_keeps_its_seat_where_others_sit_opposite():
     roll = with_bot(sections=Sections(0, bots=((make_bot(GAME, "random"), ROWS),)))
     start = roll.fresh_games(jax.random.key(0))

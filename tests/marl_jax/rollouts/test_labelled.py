@@ -20,6 +20,7 @@ from marl_jax.rollouts.labelled import LabelledCompletion, Question, balance
 from marl_jax.schema import validate
 from marl_jax.setup.tasks import TaskSetup
 from models import tokenizers
+from tests.conftest import examples
 from tests.marl_jax import tiny_verifier
 from tests.marl_jax.tiny_host import FakeAnswer
 
@@ -34,7 +35,7 @@ def question(i, right, wrong, gold=False):
     return Question(f"train/{i}", ({"role": "user", "content": f"q{i}"},), tuple(answers))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), max_size=12),
     st.integers(1, 5), st.booleans(), st.integers(0, 3),
@@ -271,7 +272,7 @@ def test_configs_that_cannot_work():
 SCORED = st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 1.0]), st.booleans()), min_size=1, max_size=30)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SCORED)
 def test_auc_is_that_of_mann_and_whitney(rows):
     scores, right = np.array([s for s, _ in rows]), np.array([r for _, r in rows])

@@ -55,7 +55,7 @@ def replayed(rule, rollouts=120, games=32):
 def test_replay_is_on_learnable_levels(score):
     shares, buffer = replayed(LevelReplay(capacity=3 * THIRD, candidates=6, score=score))
     assert shares[2] > 0.9
-    which = np.asarray(buffer.levels["which"])[: 3 * THIRD][np.asarray(buffer.number[: 3 * THIRD]) != EMPTY]
+    which = np.asarray(buffer.levels["which"])[: 3 * THIRD][np.asarray(buffer.number)[: 3 * THIRD] != EMPTY]
     assert len(set(which.tolist())) == len(which), "no level is in the buffer twice"
 
 
@@ -110,10 +110,13 @@ def test_accel_fills_the_buffer_with_solvable_edits(game):
         buffer = rule.record(buffer, buffer.number[None], ended, solved, solved * buffer.optimal)
         return rule.exchange(buffer, game, pool, key)
 
-    buffer = rule.begin(game, pool, jax.random.key(0))
+    buffer = jax.jit(lambda key: rule.begin(game, pool, key))(jax.random.key(0))
     for step in range(12):
         buffer = rollout(buffer, jax.random.key(step))
-    states = jax.vmap(game.reset_from_level)(jax.tree.map(lambda rows: rows[:8], buffer.levels))
+    buffer = jax.device_get(buffer)
+    states = jax.device_get(
+        jax.jit(jax.vmap(game.reset_from_level))(jax.tree.map(lambda rows: rows[:8], buffer.levels))
+    )
     assert ((states.shortest >= 1) & (states.shortest <= game.max_turns // 2)).all()
     known = {row.tobytes() for row in np.asarray(pool["distance"])}
     assert sum(row.tobytes() not in known for row in np.asarray(buffer.levels["distance"][:8])) >= 4

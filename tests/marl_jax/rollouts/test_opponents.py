@@ -90,13 +90,13 @@ def test_historical_opponents_play_with_the_weights_they_had():
     roll = tiny_play.rollout(GAME, policy, 8, 1, opponents=Opponents(sections, pool_size=2))
     then, now = stubborn(policy, 1), stubborn(policy, -1)
     state = roll.init(jax.random.key(0), then)
-    play = jax.jit(roll.__call__)
+    play, player = jax.jit(roll.__call__), jax.jit(jax.vmap(GAME.player))
     met = 0
     for turn in range(12):
         before = state.games
         _, state, _ = play(now, state, jax.random.key(turn))
-        board, after = (np.asarray(s.crosses | s.noughts) for s in (before.state, state.games.state))
-        mover = np.asarray(jax.vmap(GAME.player)(before.state))
+        board, after = (np.bitwise_or(s.crosses, s.noughts) for s in (before.state, state.games.state))
+        mover = np.asarray(player(before.state))
         for row in range(8):
             if int(after[row]) == 0:
                 continue  # the game ended with this move

@@ -15,23 +15,18 @@ from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.refill import match
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.schema import validate
+from tests.conftest import examples
 from tests.marl_jax import tiny_plan, tiny_task
 from tests.marl_jax.algorithms.test_at_grpo import GAME, program
-from tests.marl_jax.tiny_refill import Refilled, check
+from tests.marl_jax.rollouts.tiny_refill import Refilled, check
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 BUDGET = 3
 KINDS = {
     "episodes": dict(kind=GroupRollout, rows=8, turns=GAME.max_turns + 4, candidates=2, reward_weights=(1.0, 0.0, 0.0)),
     "candidates": dict(kind=TreeRollout, rows=4, turns=6, candidates=2, reward_weights=(1.0, 1.0, 0.0)),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs run for milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def made(case, **changes):
@@ -86,7 +81,7 @@ def recorded(case):
 
 
 @pytest.mark.parametrize("case", ["episodes", "candidates"])
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=examples(12))
 @given(seed=st.integers(0, 1 << 16), share=st.sampled_from([0.05, 0.2, 0.6, 0.95]))
 def test_whatever_the_rewards_no_informative_unit_is_lost_and_none_is_used_twice(case, seed, share):
     recorded(case).check(seed, share)

@@ -100,6 +100,7 @@ def test_what_moves_are_worth(judge):
     np.testing.assert_array_equal(worth(weights), [[0.5, 0.0, -1.0]])
 
 
+@pytest.mark.nightly
 def test_an_evaluation_also_plays_the_best_by_value():
     config = tiny_run.get_config()
     config.eval.best_of = 3

@@ -106,6 +106,7 @@ def test_the_least_is_best_where_asked(tmp_path):
     assert [again.improves(metric) for metric in (0.05, 0.1, 0.9, float("nan"), None)] == [True] + 4 * [False]
 
 
+@pytest.mark.nightly_for("cut", "missing")
 @pytest.mark.parametrize("damage", ["cut", "flip", "missing", "seal"])
 def test_a_damaged_checkpoint_is_passed_over_with_a_word(tmp_path, caplog, damage):
     checkpoints = Checkpoints(tmp_path, keep=3)
@@ -231,6 +232,7 @@ def no_space(*_args, **_kwargs):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.nightly_for("files", "at once")
 @pytest.mark.parametrize("where", ["before", "files", "background", "at once"])
 def test_a_full_disk_costs_one_checkpoint_and_nothing_else(tmp_path, monkeypatch, caplog, where):
     checkpoints = Checkpoints(tmp_path)

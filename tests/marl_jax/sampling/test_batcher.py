@@ -154,10 +154,9 @@ def test_full_rows_are_all_useful(engine):
 
 def test_filters_and_penalties_among_plain_requests(engine):
     """Seen tokens follow a row through chunks, refills and moves; plain rows are not affected."""
-    prompts = random_prompts([4, 6, 3, 18, 5, 2], seed=4)
+    prompts = random_prompts([4, 6, 3, 18], seed=4)
     kinds = [
         dict(repetition_penalty=3.0, temperature=0.0), dict(), dict(top_k=2), dict(repetition_penalty=1.7, top_p=0.8),
-        dict(temperature=0.0), dict(top_p=0.3),
     ]  # fmt: skip
     requests = [
         (p, Sampling(max_new_tokens=8 + 3 * i, seed=i, **kind), 0)

@@ -93,7 +93,7 @@ def test_greedy_equals_the_full_forward():
     assert rows.cache.lengths.tolist() == [len(p) + 19 for p in PROMPTS], "the last token is not read"
 
 
-@pytest.mark.nightly_for("1", "3")
+@pytest.mark.nightly_for("1", "3", "64")
 @pytest.mark.parametrize("steps", [1, 3, 64])
 def test_chunked_equals_unchunked(steps):
     """Rows with different budgets at temperature one: the chunk size changes nothing."""

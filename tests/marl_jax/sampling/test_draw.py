@@ -10,6 +10,7 @@ from scipy.special import log_softmax, softmax
 
 from marl_jax.sampling import draw
 from marl_jax.sampling.batch_settings import row_keys
+from tests.conftest import examples
 from tests.marl_jax.tiny_engine import goodness
 
 pytestmark = pytest.mark.quick
@@ -31,6 +32,7 @@ def drawn(logits, uniform, greedy=False):
     return np.asarray(tokens), np.asarray(logps)
 
 
+@pytest.mark.nightly_for("5", "128")
 @pytest.mark.parametrize("vocab", [5, 128, 300])
 def test_evenly_spaced_numbers_hit_each_token_in_proportion(vocab):
     """There is no sampling error: the share of [0, 1) that maps to a token is its probability."""
@@ -42,6 +44,7 @@ def test_evenly_spaced_numbers_hit_each_token_in_proportion(vocab):
     np.testing.assert_allclose(logps, log_softmax(logits)[tokens], atol=1e-5)
 
 
+@pytest.mark.nightly_for("1.0")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_samples_follow_the_distribution(temperature):
     logits, n = random_logits(300, seed=1), 20_000
@@ -67,7 +70,7 @@ def test_a_real_vocabulary_loses_nothing_to_rounding():
 
 
 @given(st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_what_is_impossible_is_never_drawn(data):
     allowed = np.array(data.draw(st.lists(st.booleans(), min_size=260, max_size=260).filter(any)))
     logits = np.where(allowed, random_logits(260, seed=4, scale=20.0), -np.inf)
@@ -154,7 +157,7 @@ def filtered(logits, k, p, seen, penalty):
     st.lists(st.booleans(), min_size=12, max_size=12),
     st.sampled_from([0.5, 1.0, 1.5]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_filters_equal_plain_numpy(halves, k, p, seen, penalty):
     logits, seen = np.float32(halves) / 2, np.array(seen)
     f32 = np.float32

@@ -234,6 +234,7 @@ def test_choice_log_probs_equal_the_learners(engine, roles, ids):
 LEARNT = quick_jit(choice_logprobs, static_argnums=0)
 
 
+@pytest.mark.nightly
 def test_seeds_of_a_choice_are_per_row(engine):
     """Eight rows of one prompt: a number gives consecutive seeds, a list one seed per row."""
     legal = np.ones((8, 5), bool)
@@ -275,6 +276,7 @@ def test_repeat_equals_reading_each_copy(roles):
     assert len({tuple(a) for a in lists(answers)[:3]}) > 1, "samples of one prompt differ"
 
 
+@pytest.mark.nightly
 def test_repeat_in_the_middle_of_a_conversation(engine):
     """Also if the last token is not in the cache yet."""
     said, conversation = engine.generate(engine.prefill(PROMPTS, slots=SLOTS), samplings(3))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from marl_jax.sampling.pages import PagePool
+from tests.conftest import examples
 
 SIZE, COUNT, FIRST = 2, 9, 20
 words = st.lists(st.integers(0, 1), max_size=9)
@@ -116,7 +117,7 @@ class Pool(RuleBasedStateMachine):
         assert free_bad == set(pool.spoilt) and len(pool.spoilt) == len(free_bad)
 
 
-Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Pool.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestPool = Pool.TestCase
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.settings import Sampling, sample_seed
+from tests.conftest import examples
 from tests.marl_jax.fake_engine import NAN, FakeEngine
 
 LENGTH = 24
@@ -89,7 +90,7 @@ shapes = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(actions, shapes)
 def test_every_row_sees_its_context_and_nothing_is_lost(script, shape):
     """Any requests in any order, also during a chunk, with memory for one conversation or for many."""
@@ -154,7 +155,7 @@ def test_every_row_sees_its_context_and_nothing_is_lost(script, shape):
             assert stopped or answer.finish == why
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data(), st.booleans())
 def test_what_is_not_finite_ends_its_own_requests_only(data, fixed):
     """In shared prompts, in their last token, and in pages that are reused."""
@@ -289,7 +290,7 @@ def test_pages_that_were_evicted_are_read_again():
 @example(15, 9, 3, False)
 @example(23, 1, 2, False)  # a prompt that fills the memory, so its last page cannot be copied
 @example(6, 18, 2, True)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 23), st.integers(1, 23), st.integers(1, 5), st.booleans())
 def test_memory_for_one_conversation_is_enough(length, budget, n, fixed):
     engine, budget = FakeEngine(), min(budget, LENGTH - length)

@@ -259,6 +259,7 @@ def test_an_update_in_flight_continues_the_tokens_under_the_new_weights(plain, k
         assert len(answer.logps) == len(written) == sampling.max_new_tokens
 
 
+@pytest.mark.nightly
 def test_an_update_in_flight_reads_the_rows_of_its_policy_only(roles):
     sampling = Sampling(max_new_tokens=12, seed=4)
     other = alone(roles, PROMPTS[1], sampling, 2)

@@ -249,7 +249,7 @@ def test_a_template_that_fails_does_not_name_its_file_to_clients():
 @pytest.mark.nightly
 def test_a_kill_loses_no_answer_that_a_client_has(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.marl_jax.serving_run", str(tmp_path)], stdin=subprocess.PIPE,
+        [sys.executable, "-m", "tests.marl_jax.serving.serving_run", str(tmp_path)], stdin=subprocess.PIPE,
         cwd=Path(__file__).resolve().parents[3],
     )  # fmt: skip
     got, partial, stop = {}, {}, threading.Event()

@@ -30,6 +30,7 @@ from marl_jax.serving.http.errors import ApiError
 from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.http.keys import Keys, check_address, is_loopback
 from marl_jax.serving.http.prometheus import ServerMetrics
+from tests.conftest import examples
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "k-0123456789"
@@ -112,7 +113,7 @@ def test_what_is_no_json_object_is_status_400(address, body):
     assert is_error(call(address, "/echo", body), 400)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=40))
 def test_no_body_breaks_the_server(address, body):
     try:
@@ -123,7 +124,7 @@ def test_no_body_breaks_the_server(address, body):
     assert status == expected or (status == 400 and expected == 200 and b"N" in body)  # NaN is rejected here
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(25), deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     st.lists(st.sampled_from(["plain", "chunked", "wrong", "refused"]), min_size=1, max_size=4),
     st.lists(st.floats(0, 1), max_size=4),

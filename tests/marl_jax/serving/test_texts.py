@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from marl_jax.serving.http.errors import ApiError
 from marl_jax.serving.openai.messages import read_messages
 from marl_jax.serving.openai.text import TextStream, tokens_within, visible
+from tests.conftest import examples
 from tests.marl_jax.tiny_host import merging_tokenizer
 
 
@@ -30,7 +31,7 @@ def test_messages_are_read_as_clients_write_them():
             read_messages(wrong)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.integers(0, 262), max_size=30), st.lists(st.sampled_from(["ab", "a", "\n", "ba b", "b"]), max_size=3),
     st.data(),

@@ -393,7 +393,7 @@ def test_workers_hear_of_a_sampler_that_failed(server):
 
 def start():
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.marl_jax.workers_run"], cwd=ROOT, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "tests.marl_jax.serving.workers_run"], cwd=ROOT, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 

@@ -21,23 +21,15 @@ from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.opponents import Opponents, Sections
 from marl_jax.rollouts.tree import TreeRollout
 from tests.conftest import nightly_cases
-from tests.marl_jax import tiny_history as tiny
 from tests.marl_jax import tiny_play
+from tests.marl_jax.rollouts.conversations import tiny_history as tiny
+from tests.marl_jax.rollouts.tiny_refill import Refilled
 from tests.marl_jax.tiny_play import TOKENIZER
-from tests.marl_jax.tiny_refill import Refilled
 from tests.models.tiny_models import quick_jit
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
 TIC_TAC_TOE = tiny.game("tic_tac_toe")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs run for milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def sections():

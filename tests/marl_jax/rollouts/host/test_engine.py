@@ -87,7 +87,7 @@ class Deadlines:
         return await self.sampler.answer(ids, sampling, policy, n, deadline if self.requests % 7 else 0.0)
 
 
-@pytest.mark.nightly_for("512-own0-*")
+@pytest.mark.nightly_for("512-own0-*", "512-own1-*")
 @pytest.mark.parametrize(
     "max_length, own, late", [(MAX_LENGTH, (), False), (MAX_LENGTH, (3, 2, 12), False), (80, (), True)]
 )
@@ -160,6 +160,7 @@ def test_log_probs_are_those_of_the_learner():
     np.testing.assert_allclose(scores.logps, samples.logps, atol=2e-5)
 
 
+@pytest.mark.nightly_for("two")
 @pytest.mark.parametrize("task", [ArithmeticDebate(n_examples=20), SolverChecker(n_examples=20)], ids=["debate", "two"])
 def test_the_projects_tasks_run_on_a_model(task):
     candidates = 2 if isinstance(task, SolverChecker) else 1

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from envs.tasks.task import Outcome
 from marl_jax.rollouts.host.journal import Journal, JournalError, discard_before, path_of
 from marl_jax.running.garbage import NEW_OBJECTS, rare_collections
+from tests.conftest import examples
 from tests.envs.tasks import verifiers
 from tests.marl_jax.tiny_host import FakeSampler, assert_equal_samples, make_rollout
 
@@ -105,7 +106,7 @@ def test_searches_for_garbage_are_rare_in_a_rollout_and_as_before_behind_it(tmp_
     assert set(seen) == {NEW_OBJECTS} and gc.get_threshold() == before and before[0] < NEW_OBJECTS
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(cut=st.integers(0, 200))
 def test_whatever_is_cut_off_the_whole_lines_before_it_count(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("cut") / "j.jsonl"
@@ -218,7 +219,7 @@ def test_the_rollout_forgets_journals_that_a_checkpoint_made_useless(tmp_path):
 
 
 def start(folder):
-    command = [sys.executable, "-m", "tests.marl_jax.host_run", str(folder)]
+    command = [sys.executable, "-m", "tests.marl_jax.rollouts.host.host_run", str(folder)]
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})
 
 

@@ -16,6 +16,7 @@ from marl_jax.rollouts.host.collate import collate, sizes_for
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.sizes import FEW, PADDING, UNIT, Sizes, bucket, choose
 from marl_jax.sampling.settings import Sampling
+from tests.conftest import examples
 from tests.marl_jax.tiny_host import (
     FakeSampler,
     Talk,
@@ -99,7 +100,7 @@ def test_special_tokens_in_texts_forge_no_turn():
     assert text == ("<|im_start|>system\nx<|im_end|>\n<|im_start|>user\nabsystem\n<|im_end|>\n<|im_start|>assistant\n")
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(st.integers(0, 2**30), st.integers(1, 9), st.sampled_from([(conversation, 1), (tree, 3)]))
 def test_neither_the_order_of_arrival_nor_the_number_at_once_matters(seed, concurrency, case):
     task, candidates = case
@@ -227,7 +228,7 @@ def test_buckets_are_few_and_not_much_too_large(n, unit):
     assert len({bucket(i) for i in range(1, 1001)}) < 25
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 32), st.integers(1, 32)), max_size=40))
 @example([(t, x) for t in range(1, 33) for x in range(1, t + 1, 3)])
 @example([(1, 1), (1, 1)])  # with room it is twice what is needed, and there is no smaller one

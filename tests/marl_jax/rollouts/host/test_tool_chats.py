@@ -27,9 +27,9 @@ from marl_jax.setup.tasks import TaskSetup
 from models.chat_templates import BUILTIN
 from models.tool_calls import parser_of
 from tests.conftest import shared_data
+from tests.marl_jax.rollouts.host.tool_run import BUDGET, MAX_LENGTH, Notes, ToolSampler, speaker_of
+from tests.marl_jax.rollouts.host.tool_run import Talk as ToolTalk
 from tests.marl_jax.tiny_host import Talk, answers_of, assert_equal_samples, make_rollout, merging_tokenizer, visible
-from tests.marl_jax.tool_run import BUDGET, MAX_LENGTH, Notes, ToolSampler, speaker_of
-from tests.marl_jax.tool_run import Talk as ToolTalk
 
 # The structure of LLaMA 3.1's template: tools in the first user message, results as JSON of the role ipython.
 LLAMA3 = """\
@@ -272,7 +272,7 @@ def test_a_killed_run_repeats_no_recorded_call(tmp_path):
         folder.mkdir()
 
     def start(folder):
-        command = [sys.executable, "-m", "tests.marl_jax.tool_run", str(folder)]
+        command = [sys.executable, "-m", "tests.marl_jax.rollouts.host.tool_run", str(folder)]
         return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})
 
     def recorded():

@@ -1,4 +1,6 @@
-"""A server with a scripted sampler and one session, to be killed: `python -m tests.marl_jax.serving_run FOLDER`.
+"""A server with a scripted sampler and one session, to be killed.
+
+    python -m tests.marl_jax.serving.serving_run FOLDER
 
 Writes its address and the session's key to FOLDER/address.json once it answers.
 """

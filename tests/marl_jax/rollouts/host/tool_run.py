@@ -1,6 +1,6 @@
 """Conversations with tools for tests, and a host rollout of them to be killed.
 
-    python -m tests.marl_jax.tool_run FOLDER
+    python -m tests.marl_jax.rollouts.host.tool_run FOLDER
 
 A scripted sampler writes calls, right and wrong ones, letter by letter, so that tokenizing its text again would give
 other ids. The tools keep notes, which are state, and log every call in FOLDER/calls.jsonl.

@@ -1,6 +1,6 @@
 """A run of two host rollouts with a judge that times out at random, to be killed in the second one.
 
-    python -m tests.marl_jax.host_run FOLDER
+    python -m tests.marl_jax.rollouts.host.host_run FOLDER
 
 The first rollout ends with a "checkpoint"; a process that finds one resumes from it. What the judge says of a call is a
 matter of luck, and turns out differently if it is asked again about a call whose result is in the journal already.

@@ -1,4 +1,6 @@
-"""A server with a worker and without a model, to be ended: `python -m tests.marl_jax.workers_run`. It imports no JAX.
+"""A server with a worker and without a model, to be ended. It imports no JAX.
+
+    python -m tests.marl_jax.serving.workers_run
 
 Writes its address to its output once it answers, and "stopped" at its end.
 """
