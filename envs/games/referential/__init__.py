@@ -8,6 +8,6 @@ GAME = GameEntry(
     rules=rules.Referential,
     text=text.text,
     draw=draw,
-    picture=draw.picture,
+    medium=draw.picture,
     bots={"optimal": bots.OptimalBot},
 )

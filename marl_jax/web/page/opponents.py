@@ -93,7 +93,7 @@ class ModelOpponent:
         """Request a move from the model."""
         messages = await asyncio.to_thread(self._messages, table)
         request = CompletionRequest(
-            self.model.name, messages=tuple(read_messages(messages)), temperature=self.temperature,
+            self.model.name, messages=tuple(read_messages(messages)[0]), temperature=self.temperature,
             max_tokens=MOST_TOKENS, seed=secrets.randbits(32),
         )  # fmt: skip
         call = Call(self.model, request)
