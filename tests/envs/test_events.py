@@ -107,7 +107,8 @@ def test_opening_and_events_say_what_the_position_says(name, style):
                     if not waits_for_a_proposal(t.game, seat) or following[row, turn] == EXECUTOR:
                         reader.expect(t.observation.text(later[row, turn, seat]))
                         compared += 1
-    assert compared > (40 if game(name).max_turns > 3 else 20)
+    every = ROWS * game(name).n_players * game(name).max_turns  # fewer than 20 in games with one answer
+    assert compared > min(40 if game(name).max_turns > 3 else 20, every - 1)
 
 
 def waits_for_a_proposal(g, seat: int) -> bool:

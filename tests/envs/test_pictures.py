@@ -183,7 +183,7 @@ def test_prompts_with_a_place_for_the_picture(style, roles):
 
 
 def test_a_game_without_pictures_is_refused(monkeypatch):
-    entry = dataclasses.replace(GAMES.get("kuhn"), picture=None)
+    entry = dataclasses.replace(GAMES.get("kuhn"), medium=None)
     monkeypatch.setattr(GAMES, "get", lambda name: entry)
     with pytest.raises(ValueError, match="has no pictures"):
         make_medium(make("kuhn"))
