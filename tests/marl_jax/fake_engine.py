@@ -59,6 +59,7 @@ class FakeEngine:
     """`parts` parts of a batch, `policies` policies."""
 
     dtype = np.float32
+    images = None
 
     def __init__(self, policies: int = 2, parts: int = 1):
         self.row_multiple, self.n_policies = parts, policies

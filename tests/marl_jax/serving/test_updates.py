@@ -102,6 +102,7 @@ def test_an_update_stalls_a_stream_by_reading_again_and_a_chunk_at_most(in_fligh
         sampler.pause()  # so that all streams begin together
         ends = [pool.submit(stream, url, seed) for seed in range(1, streams + 1)]
         while len(sampler._answers) < streams:
+            assert not any(end.done() for end in ends), ends
             time.sleep(0.01)
         sampler.resume()
         assert all(end.result() for end in ends)
