@@ -22,54 +22,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
 from envs.tasks.data import Dataset
-from envs.tasks.math import tool
-from envs.tasks.planning import prompts, rules
-from envs.tasks.planning.actions import FINAL, PRINTED, read_actions, show
+from envs.tasks.planning import prompts
+from envs.tasks.planning.actions import FINAL, show
+from envs.tasks.planning.attempts import KINDS, PROGRAM_FAILURES, UNPARSED, Attempt, attempt_by_program, checked
 from envs.tasks.planning.levels import SIZES, Level, splits, variables
-from envs.tasks.replies import CallTimeout, Reply
+from envs.tasks.replies import Reply
 from envs.tasks.sandbox import shared_sandbox
 from envs.tasks.task import Ask, Outcome, Task, check_params, check_split
 
 FORMS = ("team", "tool", "plan")
 SANDBOXES = ("auto", "process")
 MAX_TURNS = 5
-START_LIMIT = 30.0
-"""Extra seconds beyond a program's limit, for starting a sandbox."""
-NAME = "program.py"
-"""Name of a program in its tracebacks."""
-UNPARSED = ("no_program", "not_run", "no_output", "no_list", "unknown_action")
-"""Reasons for which a completion has no readable list."""
-KINDS = (*UNPARSED, "illegal_action", "unsolved", "solved")
-
-
-@dataclasses.dataclass(frozen=True)
-class Attempt:
-    """The verdict on a completion.
-
-    Attributes:
-        kind: One of KINDS.
-        reason: Description of the result.
-        actions: The list of actions, or None.
-        progress: Achieved share of the solution, 0 to 1.
-        program: Source of the tool agent's program, or None.
-        result: Result of the program, or None.
-    """
-
-    kind: str
-    reason: str
-    actions: list[Any] | None = None
-    progress: float = 0.0
-    program: str | None = None
-    result: dict[str, Any] | None = None
-
-    @property
-    def solved(self) -> bool:
-        """Whether the list solves the level."""
-        return self.kind == "solved"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +157,7 @@ class Planning(Task):
             first = [attempt.solved for _, attempt, _ in turns[0].replies[role]]
             metrics |= {f"{role}_right": float(kept.solved), f"{role}_rate": sum(first) / len(first)}
             metrics[f"{role}_unparsed"] = float(kept.kind in UNPARSED)
-            kinds = [kind for kind in KINDS if kind != "solved" and (role == "tool" or kind not in UNPARSED[:3])]
+            kinds = [kind for kind in KINDS if kind != "solved" and (role == "tool" or kind not in PROGRAM_FAILURES)]
             metrics |= {f"{role}_{kind}": float(kept.kind == kind) for kind in kinds}
         return metrics
 
@@ -256,44 +222,5 @@ class _Turn:
         return checked(self._level, reply.text, FINAL)
 
     async def _run(self, k: int, reply: Reply) -> Attempt:
-        """Run the program of a completion and check the list that it prints."""
-        program = tool.program_of(reply.text)
-        if program is None:
-            return Attempt("no_program", "there is no ```python block")
-        sandbox, wall = shared_sandbox(self._task.sandbox).settings, self._task.wall
-        source = with_level(program, self._level)
-        try:
-            result = await self._ask.verify(
-                tool.run_program, sandbox, source, wall, limit=wall + START_LIMIT, name=f"program_{k}"
-            )
-        except CallTimeout:
-            result = {"status": "limit", "stdout": "", "stderr": "", "limit": "wall"}
-        result = {**result, "stderr": without_wrapper(result["stderr"])}
-        if result["status"] != "ok":
-            attempt = Attempt("not_run", f"the program ended with {result['limit'] or result['status']}")
-        elif not result["stdout"].strip():
-            attempt = Attempt("no_output", "the program printed nothing")
-        else:
-            attempt = checked(self._level, result["stdout"], PRINTED)
-        return dataclasses.replace(attempt, program=program, result=result)
-
-
-def checked(level: Level, text: str, marker: str) -> Attempt:
-    """Return the verdict on the list of actions after the last marker of a text."""
-    read = read_actions(text, marker, level)
-    if read.actions is None:
-        return Attempt(read.kind, read.reason)
-    played = rules.check(level, read.actions)
-    return Attempt(played.kind, played.reason, read.actions, played.progress)
-
-
-def with_level(program: str, level: Level) -> str:
-    """Return a program that runs `program` with the level in global variables."""
-    names = {"__name__": "__main__", **variables(level)}
-    return f"exec(compile({program!r}, {NAME!r}, 'exec'), {names!r})"
-
-
-def without_wrapper(trace: str) -> str:
-    """Remove the frame of `with_level` from a traceback, which quotes the whole program."""
-    _, frame, rest = trace.partition(f'  File "{NAME}"')
-    return f"Traceback (most recent call last):\n{frame}{rest}" if frame else trace
+        sandbox, wall, given = shared_sandbox(self._task.sandbox), self._task.wall, variables(self._level)
+        return await attempt_by_program(self._ask, self._level, reply.text, sandbox, wall, given, f"program_{k}")

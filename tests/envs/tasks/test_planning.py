@@ -20,10 +20,11 @@ from envs.games.sokoban.rules import Sokoban
 from envs.games.sudoku.rules import Sudoku
 from envs.tasks.data import DataError
 from envs.tasks.math import tool
-from envs.tasks.planning import rules, task
+from envs.tasks.planning import attempts, rules, task
 from envs.tasks.planning.actions import FINAL, LONGEST, PRINTED, read_actions
+from envs.tasks.planning.attempts import KINDS, UNPARSED
 from envs.tasks.planning.levels import SIZES, splits, variables
-from envs.tasks.planning.task import KINDS, UNPARSED, Planning
+from envs.tasks.planning.task import Planning
 from envs.tasks.replies import CallFailed, CallTimeout
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
 from envs.tasks.scripted import ScriptedAsk, play
@@ -510,13 +511,13 @@ def test_real_programs_in_the_sandbox(monkeypatch):
 def test_a_traceback_shows_the_program_and_not_how_it_was_run(program, error, tmp_path):
     """The sandbox runs the program inside another one, whose only line quotes all of it."""
     file = tmp_path / "run.py"
-    file.write_text(task.with_level(program, PATH))
+    file.write_text(attempts.with_variables(program, variables(PATH)))
     run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
     assert "exec(compile(" in run.stderr
-    shown = task.without_wrapper(run.stderr)
+    shown = attempts.without_wrapper(run.stderr)
     assert shown.startswith('Traceback (most recent call last):\n  File "program.py", line ')
     assert error in shown and "exec(compile(" not in shown
-    assert task.without_wrapper("Killed") == "Killed"
+    assert attempts.without_wrapper("Killed") == "Killed"
 
 
 def test_a_program_sees_a_sokoban_level_as_sets_of_cells():
@@ -568,7 +569,7 @@ def test_a_small_run_from_end_to_end(form, tmp_path, monkeypatch):
     def read(text, marker, level):
         return read_actions(f"#### {['D', 'R'][: len(text) % 3]}", FINAL, level)
 
-    monkeypatch.setattr(task, "read_actions", read)
+    monkeypatch.setattr(attempts, "read_actions", read)
     monkeypatch.setattr(Planning, "prepare", lambda self: None)  # no program is ever written
     config = planning_team.get_config(form)
     config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
