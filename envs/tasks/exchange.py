@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from envs.tasks.chat import CONTINUATIONS
@@ -99,7 +99,8 @@ class Exchange(Generic[Verdict]):
         continuation: History to keep in rounds before the last: "best", "random" or "first".
         system: Returns the system prompt of a seat.
         request: Returns the prompt of a seat after a history, for the answer if the flag is True.
-        judge: Rewards an answer of a seat and returns its verdict.
+        judge: Rewards an answer of a seat and returns its verdict. The last argument is a name that differs
+            from those of concurrent answers.
     """
 
     ask: Ask
@@ -110,7 +111,7 @@ class Exchange(Generic[Verdict]):
     continuation: str
     system: Callable[[int], str]
     request: Callable[[int, History, bool], str]
-    judge: Callable[[int, Reply], Verdict]
+    judge: Callable[[int, Reply, str], Awaitable[Verdict]]
 
     def __post_init__(self):
         if self.continuation not in CONTINUATIONS:
@@ -159,12 +160,16 @@ class Exchange(Generic[Verdict]):
         return await self._answers(histories, n)
 
     async def _answers(self, histories: Sequence[History], n: int) -> list[Exchanged[Verdict]]:
-        replies = iter(await self._say([(seat, h) for h in histories for seat in self.answering], n, None))
+        turns = [(h, seat) for h in range(len(histories)) for seat in self.answering]
+        replies = await self._say([(seat, histories[h]) for h, seat in turns], n, None)
+        judged = [
+            asyncio.gather(*(self.judge(seat, one, f"{seat}_{h}_{k}") for k, one in enumerate(reply.replies)))
+            for (h, seat), reply in zip(turns, replies, strict=True)
+        ]
+        verdicts = dict(zip(turns, await asyncio.gather(*judged), strict=True))
         return [
-            Exchanged(
-                history, {seat: [self.judge(seat, one) for one in next(replies).replies] for seat in self.answering}
-            )
-            for history in histories
+            Exchanged(history, {seat: verdicts[h, seat] for seat in self.answering})
+            for h, history in enumerate(histories)
         ]
 
     async def _say(self, turns: Sequence[tuple[int, History]], n: int, number: int | None) -> list[Reply]:

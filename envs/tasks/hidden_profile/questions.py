@@ -32,6 +32,7 @@ Question = Mapping[str, Any]
 Fact = tuple[str, str]
 
 LETTERS = "ABCDEF"
+_LINE = re.compile(r"^\W*([A-F])\W*:(.*)$", re.MULTILINE | re.IGNORECASE)
 TOPICS = {
     "flat": (
         "balcony cellar garden lift garage fireplace terrace parquet alarm sauna bathtub pantry shutters attic carport "
@@ -139,6 +140,26 @@ def mentioned(facts: Sequence[Sequence[str]], text: str) -> list[Sequence[str]]:
     """Return the facts whose advantage occurs as a word in a text, in any case."""
     words = set(re.findall(r"\w+", text.lower()))
     return [fact for fact in facts if fact[1] in words]
+
+
+def listed(question: Question, text: str) -> set[Fact]:
+    """Return the advantages of each option in lines such as `A: red, old = 2`; the last line of an option counts."""
+    known = set(TOPICS[question["topic"]].split())
+    lines = {match[1].upper(): match[2] for match in _LINE.finditer(text)}
+    return {
+        (option, word) for option, line in lines.items() for word in re.findall(r"\w+", line.lower()) if word in known
+    }
+
+
+def pooled(question: Question, seat: int, text: str) -> float:
+    """Return how well an answer's lists combine a seat's facts with those of the others.
+
+    This is the share of the facts that the seat does not hold that are listed, times the share of listed advantages
+    that are facts.
+    """
+    facts, held = {(o, word) for o, word in everything(question)}, {(o, word) for o, word in question["views"][seat]}
+    given = listed(question, text)
+    return len(given & (facts - held)) / len(facts - held) * len(given & facts) / max(len(given), 1)
 
 
 @functools.lru_cache(maxsize=16)

@@ -5,8 +5,10 @@ every seat answers, `#### B`, and the vote of the seats decides. In the form "se
 the first seat, in the form "all" with all facts. The best success in the form "seat" is 1 / (options - 1); see
 `questions.py`. Evaluations of a team also sample an answer of each seat before the exchange (`before`).
 
-Rewards: an answer earns an agent reward of 1 if it is right, and a process reward of -`penalty` if it is not readable
-or not one of the options. A message earns the mean quality of the answers of its readers (`envs/tasks/exchange.py`),
+Rewards: the quality of an answer is 1 if it is right, otherwise 0. In a team, `progress` is the weight of a second
+measure in it: how well the answer's lists combine the seat's facts with those of the others (`questions.pooled`). An
+answer earns its quality as an agent reward, and a process reward of -`penalty` if it is not readable or not one of the
+options. A message earns the mean quality of the answers of its readers (`envs/tasks/exchange.py`),
 and a process reward of -`penalty` if it is empty or too long; its readers then see a note instead.
 """
 
@@ -27,6 +29,7 @@ from envs.tasks.hidden_profile.questions import (
     Question,
     everything,
     mentioned,
+    pooled,
     shared,
     splits,
     unshared,
@@ -49,21 +52,25 @@ class Choice:
         answer: The option, or None.
         kind: "right", "wrong" or one of UNREADABLE.
         reason: Description of the problem, or "".
+        pooled: How well its lists combine the facts of the seats, 0 to 1 (`questions.pooled`).
+        quality: Quality of the answer, 0 to 1.
     """
 
     answer: str | None
     kind: str
     reason: str = ""
+    pooled: float = 0.0
+    quality: float = 0.0
 
     @property
-    def quality(self) -> float:
+    def right(self) -> float:
         """1 if the answer is right, otherwise 0."""
         return float(self.kind == "right")
 
     @property
     def verdict(self) -> Verdict:
         """The verdict as a JSON value."""
-        return {"right": self.quality, "answer": self.answer, "reason": self.reason}
+        return {"right": self.right, "answer": self.answer, "reason": self.reason}
 
 
 def read_choice(text: str, question: Question) -> Choice:
@@ -94,6 +101,7 @@ class HiddenProfile(Task):
         n_train: Number of train questions.
         n_validation: Number of validation questions.
         n_test: Number of test questions.
+        progress: Weight of the pooled facts in the quality of a team's answers, 0 to 1.
         penalty: Amount subtracted for an unreadable answer or a message that is not delivered.
         continuation: Messages to keep in turns before the last: "best", "random" or "first".
     """
@@ -108,13 +116,15 @@ class HiddenProfile(Task):
     n_train: int = 2048
     n_validation: int = 128
     n_test: int = 512
+    progress: float = 0.5
     penalty: float = 0.5
     continuation: str = "best"
 
     def __post_init__(self):
         ranges = dict(
             seats=(2, MAX_SEATS), options=(3, len(LETTERS)), turns=(1, MAX_TURNS), message_limit=(1, 10_000),
-            n_train=(1, 10**6), n_validation=(1, 10**6), n_test=(1, 10**6), penalty=(0, 10),
+            n_train=(1, 10**6), n_validation=(1, 10**6), n_test=(1, 10**6), progress=(0, 1),
+            penalty=(0, 10),
         )  # fmt: skip
         check_params(self, dict(form=FORMS, continuation=CONTINUATIONS), ranges)
 
@@ -140,7 +150,7 @@ class HiddenProfile(Task):
             ask=ask, rounds=(tuple(seats),) * self.turns if team else (), answering=tuple(seats),
             limit=self.message_limit, penalty=self.penalty, continuation=self.continuation, system=self._system,
             request=lambda seat, history, answers: self._request(example, seat, history, answers),
-            judge=lambda seat, reply: self._judge(example, reply),
+            judge=lambda seat, reply, name: self._judge(example, seat, reply),
         )  # fmt: skip
         played = await exchange.play()
         ballots = [choices for one in played for choices in zip(*one.answers.values(), strict=True)]
@@ -157,8 +167,11 @@ class HiddenProfile(Task):
         replies = await asyncio.gather(*(c.say(t, label="before") for c, t in zip(chats, texts, strict=True)))
         return [read_choice(reply.text, question) for reply in replies]
 
-    def _judge(self, question: Question, reply: Reply) -> Choice:
+    async def _judge(self, question: Question, seat: int, reply: Reply) -> Choice:
         choice = read_choice(reply.text, question)
+        combined = pooled(question, seat, reply.text) if self.form == "team" else 0.0
+        weight = self.progress if self.form == "team" else 0.0
+        choice = dataclasses.replace(choice, pooled=combined, quality=(1 - weight) * choice.right + weight * combined)
         reply.judge(**choice.verdict)
         reply.reward(agent=choice.quality, process=-self.penalty * (choice.kind in UNREADABLE))
         return choice
@@ -173,14 +186,15 @@ class HiddenProfile(Task):
         that of shared facts that anyone mentions.
         """
         choices = [choice for ballot in ballots for choice in ballot]
-        metrics = {"right": _mean([choice.quality for choice in choices])}
+        metrics = {"right": _mean([choice.right for choice in choices])}
         metrics["lure"] = _mean([choice.answer == question["lure"] for choice in choices])
         metrics |= {kind: _mean([choice.kind == kind for choice in choices]) for kind in UNREADABLE}
         if first:
-            metrics["right_before"] = _mean([choice.quality for choice in first])
+            metrics["right_before"] = _mean([choice.right for choice in first])
             metrics["lure_before"] = _mean([choice.answer == question["lure"] for choice in first])
         if self.form == "team":
             metrics |= {f"message_{kind}": _mean([one.share(kind) for one in played]) for kind in (EMPTY, TOO_LONG)}
+            metrics["pooled"] = _mean([choice.pooled for choice in choices])
             metrics["unshared_mentioned"] = _mean([self._mentioned(question, one.history)[0] for one in played])
             metrics["shared_mentioned"] = _mean([self._mentioned(question, one.history)[1] for one in played])
         return metrics

@@ -1,9 +1,12 @@
 """The half-blind executor: it acts, and a scout sees the other half of the level.
 
-In the form "team" the scout writes a message of at most `message_limit` characters. The executor reads it and ends its
-reply with a list of moves, `#### […]`, which is played once by the game's rules. With several turns, the executor
-writes a message back before the scout writes again. In the form "executor" one agent acts with the executor's view, in
-the form "all" with the complete level. `half_view.best_plan` computes the best success in the form "executor".
+In the form "team" the scout writes a message of at most `message_limit` characters. The executor reads it and answers
+with a list of moves, which is played once by the game's rules. With `answer="moves"` the list ends its reply,
+`#### […]`. With `answer="program"` its reply has a ```python block that prints `**Actions List**: […]` and runs in the
+sandbox. The program has the executor's view of the grid in a variable, and nothing else of the level. With several
+turns, the executor writes a message back before the scout writes again. In the form "executor" one agent acts with the
+executor's view, in the form "all" with the complete level. `half_view.best_plan` computes the best success in the form
+"executor".
 
 Rewards: the quality of a list is 1 if it solves the level, otherwise `progress` times the achieved share of the way,
 and 0 without a readable list. A list earns its quality as a team reward, and a process reward of -`penalty` if it is
@@ -21,14 +24,24 @@ from envs.tasks.data import Dataset
 from envs.tasks.exchange import EMPTY, TOO_LONG, Exchange, Exchanged, History, quoted
 from envs.tasks.planning import prompts
 from envs.tasks.planning.actions import FINAL, show
+from envs.tasks.planning.attempts import (
+    KINDS,
+    PROGRAM_FAILURES,
+    UNPARSED,
+    Attempt,
+    attempt_by_program,
+    checked,
+)  # fmt: skip
 from envs.tasks.planning.half_view import SPARE, is_divided, upper
 from envs.tasks.planning.levels import Level, splits
-from envs.tasks.planning.task import KINDS, UNPARSED, Attempt, checked
 from envs.tasks.replies import Reply
+from envs.tasks.sandbox import shared_sandbox
 from envs.tasks.task import Ask, Outcome, Task, check_params, check_split
 
 FORMS = ("team", "executor", "all")
 SCOUTS = ("half", "map")
+MOVES, PROGRAM = "moves", "program"
+SANDBOXES = ("auto", "process")
 SCOUT, EXECUTOR = 0, 1
 MAX_TURNS = 4
 SYSTEM = {
@@ -60,6 +73,7 @@ class HalfBlind(Task):
     Attributes:
         form: "team" for both; "executor" or "all" for one agent with the executor's view or the complete level.
         scout: "half" if the scout sees the upper half of the level, "map" if it sees all of it.
+        answer: "moves" if the executor writes the list itself, "program" if it writes a program that prints it.
         turns: Number of messages of the scout, 1 to 4.
         message_limit: Maximum number of characters of a message.
         size: Side of the grid, at least 5.
@@ -72,10 +86,13 @@ class HalfBlind(Task):
         progress: Quality of a list that achieves everything but the last step.
         penalty: Amount subtracted for an unreadable list or a message that is not delivered.
         continuation: Messages to keep in turns before the last: "best", "random" or "first".
+        sandbox: "auto" for real isolation or an error; "process" for limits only, for trusted programs.
+        wall: Time limit of a program in seconds.
     """
 
     form: str = "team"
     scout: str = "half"
+    answer: str = MOVES
     turns: int = 1
     message_limit: int = 400
     size: int = 5
@@ -88,13 +105,16 @@ class HalfBlind(Task):
     progress: float = 0.2
     penalty: float = 0.5
     continuation: str = "best"
+    sandbox: str = "auto"
+    wall: float = 3.0
 
     def __post_init__(self):
         ranges = dict(
             turns=(1, MAX_TURNS), message_limit=(1, 10_000), size=(5, 16), n_train=(1, 10**6), n_validation=(1, 10**6),
-            n_test=(1, 10**6), progress=(0, 1), penalty=(0, 10),
+            n_test=(1, 10**6), progress=(0, 1), penalty=(0, 10), wall=(0.1, 60),
         )  # fmt: skip
-        check_params(self, dict(form=FORMS, scout=SCOUTS, continuation=CONTINUATIONS), ranges)
+        choices = dict(form=FORMS, scout=SCOUTS, answer=(MOVES, PROGRAM), continuation=CONTINUATIONS, sandbox=SANDBOXES)
+        check_params(self, choices, ranges)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -114,6 +134,15 @@ class HalfBlind(Task):
             "plan_path", self.size, self.walls, 1, self.seed, *counts, self.pool, keep=is_divided, spare=spare
         )[part]
 
+    def prepare(self) -> None:
+        """Start the sandbox if programs are run.
+
+        Raises:
+            SandboxUnavailable: This machine does not allow isolation.
+        """
+        if self.answer == PROGRAM:
+            shared_sandbox(self.sandbox)
+
     async def play(self, ask: Ask, example: Level) -> Outcome:
         """Exchange messages, then play the executor's list once."""
         team = self.form == "team"
@@ -122,7 +151,7 @@ class HalfBlind(Task):
             answering=(len(self.roles) - 1,), limit=self.message_limit, penalty=self.penalty,
             continuation=self.continuation, system=lambda seat: SYSTEM[seat if team else EXECUTOR],
             request=lambda seat, history, answers: self._request(example, seat if team else EXECUTOR, history, answers),
-            judge=lambda seat, reply: self._judge(example, reply),
+            judge=lambda seat, reply, name: self._judge(ask, example, reply, name),
         )  # fmt: skip
         played = await exchange.play()
         listed = [one for each in played for lists in each.answers.values() for one in lists]
@@ -132,8 +161,12 @@ class HalfBlind(Task):
             metrics=self._metrics(played, listed), answer=None if kept.actions is None else show(kept.actions),
         )  # fmt: skip
 
-    def _judge(self, level: Level, reply: Reply) -> Listed:
-        attempt = checked(level, reply.text, FINAL)
+    async def _judge(self, ask: Ask, level: Level, reply: Reply, name: str) -> Listed:
+        if self.answer == MOVES:
+            attempt = checked(level, reply.text, FINAL)
+        else:
+            given, sandbox = {"grid": self._view(level, EXECUTOR)}, shared_sandbox(self.sandbox)
+            attempt = await attempt_by_program(ask, level, reply.text, sandbox, self.wall, given, f"program_{name}")
         quality = 1.0 if attempt.solved else self.progress * attempt.progress
         reply.judge(attempt.solved, None if attempt.actions is None else show(attempt.actions), attempt.reason)
         reply.reward(team=quality, process=-self.penalty * (attempt.kind in UNPARSED))
@@ -142,7 +175,7 @@ class HalfBlind(Task):
     def _metrics(self, played: Sequence[Exchanged], listed: Sequence[Listed]) -> dict[str, float]:
         """Return shares of all lists and messages of an episode, including all candidates."""
         metrics = {"progress": sum(one.attempt.progress for one in listed) / len(listed)}
-        for kind in KINDS[3:-1]:  # those of a list without a program
+        for kind in [kind for kind in KINDS[:-1] if self.answer == PROGRAM or kind not in PROGRAM_FAILURES]:
             metrics[kind] = sum(one.attempt.kind == kind for one in listed) / len(listed)
         if self.form == "team":
             for kind in (EMPTY, TOO_LONG):
@@ -151,19 +184,23 @@ class HalfBlind(Task):
 
     # --------------------------------------------------------------------------------------------------- prompts
 
-    def _request(self, level: Level, seat: int, history: History, answers: bool) -> str:
+    def _view(self, level: Level, seat: int) -> list[str]:
+        """Return the rows of a level as a seat sees them, with HIDDEN in the cells of the other half."""
         size = len(level["grid"])
         sees_all = self.scout == "map" if seat == SCOUT else self.form == "all"
-        first, last = (0, size) if sees_all else (0, upper(size)) if seat == SCOUT else (upper(size), size)
-        shown = [
-            f"Row {i}: {' '.join(row if first < i <= last else HIDDEN * size)}"
-            for i, row in enumerate(level["grid"], 1)
-        ]
-        hidden = "" if last - first == size else f" You cannot see the cells marked '{HIDDEN}'."
-        text = f"{prompts.rules(level)}{hidden}\n\n" + "\n".join(shown) + "\n\n"
+        shown = range(size) if sees_all else range(upper(size)) if seat == SCOUT else range(upper(size), size)
+        return [row if i in shown else HIDDEN * size for i, row in enumerate(level["grid"])]
+
+    def _request(self, level: Level, seat: int, history: History, answers: bool) -> str:
+        rows, size, program = self._view(level, seat), len(level["grid"]), self.answer == PROGRAM
+        lines = [f"Row {i}: {row if program else ' '.join(row)}" for i, row in enumerate(rows, 1)]
+        hidden = f" You cannot see the cells marked '{HIDDEN}'." if HIDDEN in "".join(rows) else ""
+        text = f"{prompts.rules(level)}{hidden}\n\n" + "\n".join(lines) + "\n\n"
         names = ("The scout", "The executor")
         for messages in history:
             text += "".join(quoted("You" if who == seat else names[who], said) for who, said in messages.items())
+        if answers and program:
+            return text + prompts.program_for_rows(size, HIDDEN if hidden else "")
         if answers:
             return (
                 f"{text}Find a way from S to G. Do not write code. Write exactly one line: the cells (row,column) of "
@@ -172,6 +209,8 @@ class HalfBlind(Task):
             )
         if seat == SCOUT:
             wanted = f"The executor sees only rows {upper(size) + 1} to {size}. Write it where G and the walls are"
+            if program:
+                wanted = f"The executor sees only rows {upper(size) + 1} to {size}. Copy for it the rows that you see"
         else:
             wanted = "Write the scout what you still need to know"
         return f"{text}{wanted}, in at most {self.message_limit} characters and without code."

@@ -82,6 +82,26 @@ def tool(level: Level, last: str) -> str:
     )
 
 
+def program_for_rows(size: int, hidden: str) -> str:
+    """Return the request for a program that plans in Plan-Path, for an agent that may not see all rows.
+
+    Args:
+        size: Side of the grid.
+        hidden: Mark of the cells that the agent does not see, or "" if it sees all.
+    """
+    fill = ""
+    if hidden:
+        fill = (
+            f" First replace every row of '{hidden}' by what you know about it, for example "
+            f"`grid[0] = '{'.' * (size - 1)}#'`."
+        )
+    return (
+        f"Write a Python program in one ```python block. {_DATA['plan_path'].format(n=size)}{fill} Then define a "
+        f"function `solve(grid)` that {_SOLVE['plan_path']}. End the program with the line\n"
+        f'print("{PRINTED}:", solve(grid))'
+    )
+
+
 def plan(level: Level, last: str, tried: str) -> str:
     """Return the plan agent's prompt.
 

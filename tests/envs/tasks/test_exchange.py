@@ -16,7 +16,7 @@ class Number:
 
 def play(rounds, answering, answer, candidates=1, continuation="best"):
     """Play an exchange of four seats in which an answer is a number, its quality; return prompts too."""
-    seen = []
+    seen, names = [], []
 
     def replies(seat, messages, k):
         seen.append((seat, messages[-1]["content"], k))
@@ -26,7 +26,8 @@ def play(rounds, answering, answer, candidates=1, continuation="best"):
         said = [f"{who}:{message.text}" for messages in history for who, message in messages.items()]
         return " ".join([*said, "answer" if answers else "speak"])
 
-    def judge(seat, reply):
+    async def judge(seat, reply, name):
+        names.append(name)
         reply.reward(agent=float(reply.text))
         return Number(float(reply.text))
 
@@ -35,7 +36,9 @@ def play(rounds, answering, answer, candidates=1, continuation="best"):
         ask=ask, rounds=rounds, answering=answering, limit=5, penalty=0.5, continuation=continuation,
         system=lambda seat: f"seat {seat}", request=request, judge=judge,
     )  # fmt: skip
-    return asyncio.run(exchange.play()), ask, seen
+    played = asyncio.run(exchange.play())
+    assert len(rounds) > 1 or len(names) == len(set(names))  # answers of one round have different names
+    return played, ask, seen
 
 
 def test_messages_are_read_in_later_rounds_and_before_answers():

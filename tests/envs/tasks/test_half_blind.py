@@ -97,6 +97,45 @@ def test_a_scouts_message_is_rewarded_by_the_executors_lists():
     assert [team for _, team, *_ in paid[2:]] == [0, 0, 1, 0] and outcome.success == 0.25
 
 
+def test_a_program_plans_with_the_view_of_the_executor_and_what_it_was_told():
+    seen = {}
+    search = [
+        "free = {(r, c) for r, row in enumerate(grid) for c, cell in enumerate(row) if cell in '.SG'}",
+        "at = {cell: (r, c) for r, row in enumerate(grid) for c, cell in enumerate(row)}",
+        "ways, known = [(at['S'], [])], {at['S']}",
+        "for cell, way in ways:",
+        "    for move, (down, right) in dict(U=(-1, 0), D=(1, 0), L=(0, -1), R=(0, 1)).items():",
+        "        beyond = cell[0] + down, cell[1] + right",
+        "        if beyond in free - known:",
+        "            known.add(beyond)",
+        "            ways.append((beyond, way + [move]))",
+        "print('**Actions List**:', next(way for cell, way in ways if cell == at['G']))",
+    ]
+
+    def answer(seat, messages, k):
+        seen[seat] = text = messages[-1]["content"]
+        if seat == SCOUT:
+            return "\n".join(re.findall(r"^Row [1-3]: .*$", text, re.M))
+        told = re.findall(r"^Row (\d): ([.#SG]+)$", text.partition("The scout wrote:")[2], re.M)
+        fill = [f"grid[{int(number) - 1}] = {row!r}" for number, row in told]
+        return "\n".join(["```python", *fill, *search, "```"])
+
+    task = HalfBlind(answer="program", sandbox="process", wall=10.0)
+    outcome, ask = play(task, LEVEL, answer)
+    assert (
+        outcome.success and outcome.metrics["no_program"] == 0 and [r.rewards.team for *_, r in ask.replies] == [1, 1]
+    )
+    assert "Row 3: .....\nRow 4: ?????" in seen[SCOUT] and "Copy for it the rows" in seen[SCOUT]
+    assert "Row 3: ?????\nRow 4: ##.#." in seen[EXECUTOR] and "replace every row of '?'" in seen[EXECUTOR]
+    shown = "```python\nprint(grid)\n```"
+    outcome, ask = play(task, LEVEL, lambda seat, *rest: "nothing" if seat == SCOUT else shown)
+    assert outcome.metrics["no_list"] == 1 and ask.replies[1][2].rewards.process == -0.5
+    assert play(task, LEVEL, lambda *_: "no program")[0].metrics["no_program"] == 1
+    alone, complete = (HalfBlind(answer="program", form=form) for form in ("executor", "all"))
+    requests = [one._request(LEVEL, EXECUTOR, (), True) for one in (alone, complete)]
+    assert "?????" in requests[0] and "?" not in requests[1]
+
+
 @pytest.mark.parametrize(
     ("message", "reply", "counted", "reason"),
     [

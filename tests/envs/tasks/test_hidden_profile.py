@@ -11,7 +11,9 @@ from envs.tasks.hidden_profile.questions import (
     counts,
     everything,
     favourites,
+    listed,
     mentioned,
+    pooled,
     shared,
     splits,
     unshared,
@@ -111,6 +113,18 @@ def test_mentioned_facts_are_whole_words_in_any_case():
     assert mentioned(facts, "A has a POOL; barn, gardens.") == [["A", "pool"]]
 
 
+def test_pooled_facts_are_those_of_others_times_the_share_of_true_ones():
+    own = "A: lift, pool, gym = 3\nB: cellar, sauna = 2\nC: attic, solar = 2\n#### A"
+    assert pooled(QUESTION, 0, own) == 0 and pooled(QUESTION, 1, own) == 1  # Ada's list has all that Ben does not know
+    some = own.replace("sauna", "sauna, garden")
+    assert pooled(QUESTION, 0, some) == 0.5
+    assert pooled(QUESTION, 0, some.replace("gym", "alarm, gym")) == 0.5 * 8 / 9  # an advantage of B listed for A
+    everywhere = "".join(f"{o}: {', '.join(word for _, word in everything(QUESTION))}\n" for o in "ABC")
+    assert pooled(QUESTION, 0, everywhere) == pytest.approx(1 / 3)
+    assert pooled(QUESTION, 0, "") == pooled(QUESTION, 0, "B") == 0
+    assert listed(QUESTION, "**B**: Garden\n- b: alarm, alarms, dragon") == {("B", "alarm")}
+
+
 # ---------------------------------------------------------------------------------------------------- episodes
 
 
@@ -152,11 +166,23 @@ def test_messages_are_rewarded_by_the_answers_of_their_readers():
             return ("nothing", "B: cellar")[k] if seat == 0 else "nothing"
         return "#### B" if seat == 1 and "cellar" in text else "#### A"
 
-    outcome, ask = play(HiddenProfile(), QUESTION, answer, candidates=2)
+    outcome, ask = play(HiddenProfile(progress=0.0), QUESTION, answer, candidates=2)
     paid = [(seat, reply.rewards.team, reply.rewards.agent) for seat, _, reply in ask.replies]
     assert paid[:4] == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 0, 0)] and len(paid) == 4 + 8
     assert outcome.success == 0.25  # a tie of A and B in half of the histories
     assert outcome.metrics["unshared_mentioned"] == 1 / 8 and outcome.metrics["lure"] == 0.75
+
+
+def test_lists_that_combine_facts_earn_a_part_of_the_reward():
+    def answer(seat, messages, k):
+        if "Do not answer" in messages[-1]["content"]:
+            return "B: garden, alarm"
+        return f"A: lift\nB: {'garden, alarm' if seat == 0 else 'cellar'}\n#### {'C' if seat == 0 else 'B'}"
+
+    outcome, ask = play(HiddenProfile(progress=0.4), QUESTION, answer)
+    assert [reply.rewards.agent for *_, reply in ask.replies[2:]] == pytest.approx([0.4, 0.6 + 0.4 / 2])
+    assert [reply.rewards.team for *_, reply in ask.replies[:2]] == pytest.approx([0.8, 0.4])
+    assert outcome.metrics["pooled"] == 0.75 and outcome.metrics["right"] == outcome.success == 0.5
 
 
 @pytest.mark.parametrize(
