@@ -101,5 +101,7 @@ def test_transformers_has_the_same_tensors_for_every_shape():
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'gpt-5', but must be one of: tiny, tiny-vl, qwen2.5-0.5b"):
+    with pytest.raises(
+        ValueError, match="'gpt-5', but must be one of: tiny, tiny-vl, tiny-media, tiny-media-cross, qwen2.5-0.5b"
+    ):
         registry.get("gpt-5")

@@ -23,6 +23,7 @@ def text(game: Lookup, style: str) -> Text:
         return _text(
             game, style, RULES, Fixed("The tone is"), tuple(f" {row}.\n" for row in (*rows, HIDDEN)), lines,
             tuple(f"{question}\n" for question in questions), "Answer with one digit only.",
+            "Which digit is the answer?",
         )  # fmt: skip
     if style == "compact":
         lines = [(f"row {row}", tuple(f" {v}\n" for v in (*rows, HIDDEN))) for row in rows]
@@ -37,7 +38,7 @@ def text(game: Lookup, style: str) -> Text:
 
 def _text(
     game: Lookup, style: str, rules: str, before: Fixed, tones: tuple[str, ...],
-    lines: list[tuple[str, tuple[str, ...]]], questions: tuple[str, ...], ask: str,
+    lines: list[tuple[str, tuple[str, ...]]], questions: tuple[str, ...], question: str, ask: str = "",
 ) -> Text:  # fmt: skip
     board: list[Piece] = [piece for label, values in lines for piece in (Fixed(label), Table(values))]
     pieces = (before, Table(tones), *board, Table(questions))
@@ -55,7 +56,8 @@ def _text(
         roles=("",),
         observation=Template(pieces),
         indices=indices,
-        questions=(ask,),
+        questions=(question,),
+        asks=(ask or question,),
         names=game.action_names,
         spans=((1, 2), (2, 2 + len(board))),
         events=Template((Table(("You answered",)), Table(tuple(f" {name}.\n" for name in game.action_names)))),

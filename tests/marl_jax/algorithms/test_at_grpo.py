@@ -40,7 +40,9 @@ class NoModel:
 
     width: int = 1
     critic: str = "none"
-    picture: None = None
+    medium: None = None
+    message: str = ""
+    message_tokens: int = 0
 
     @property
     def prompts(self):

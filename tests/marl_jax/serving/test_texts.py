@@ -15,14 +15,14 @@ from tests.marl_jax.tiny_host import merging_tokenizer
 
 
 def test_messages_are_read_as_clients_write_them():
-    messages = read_messages([
+    messages, urls = read_messages([
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user", "name": "critic", "content": "u"},
         {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"x": [1]}'}}]},
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{broken"}}]},
         {"role": "tool", "content": "r", "tool_call_id": "1"},
     ])  # fmt: skip
-    assert [m["role"] for m in messages] == ["system", "user", "assistant", "assistant", "tool"]
+    assert not urls and [m["role"] for m in messages] == ["system", "user", "assistant", "assistant", "tool"]
     assert [m["content"] for m in messages] == ["ab", "u", "", "", "r"]
     arguments = [m["tool_calls"][0]["function"]["arguments"] for m in messages[2:4]]
     assert arguments == [{"x": [1]}, "{broken"]
