@@ -6,10 +6,11 @@ r"""The half-blind executor: a scout describes the half that the executor cannot
     python launch.py --config=experiments/half_blind.py:prompt+qwen2.5-coder-1.5b --mode=eval
 
 Plan-Path 5x5 with the goal in the scout's half and the start in the executor's. The executor writes a program, which
-runs in a sandbox (docs/sandbox.md). Only the list of moves that it prints counts, and it is played once. Forms: `prompt` (the team), `seat` (one agent with the executor's view) and `all` (one
-agent that sees everything), all for `--mode=eval`; `seat_grpo` and `all_grpo` (the same trained), `at_grpo_shared` (the
-default) and `at_grpo_per_role`; each optionally with +MODEL (`configs/divided.py`). The best policy with the executor's
-view solves at most 26.8 % of the test levels (docs/divided.md), the best team all of them.
+runs in a sandbox (docs/sandbox.md). Only the list of moves that it prints counts, and it is played once. Forms:
+`prompt` (the team), `seat` (one agent with the executor's view) and `all` (one agent that sees everything), all for
+`--mode=eval`; `seat_grpo` and `all_grpo` (the same trained), `at_grpo_shared` (the default) and `at_grpo_per_role`;
+each optionally with +MODEL (`configs/divided.py`). The best policy with the executor's view solves at most 26.8 % of
+the test levels (docs/divided.md), the best team all of them.
 
     --config.task.params.answer=moves              # the executor writes the list itself
     --config.task.params.scout=map                 # the scout sees the complete grid

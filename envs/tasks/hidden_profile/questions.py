@@ -143,7 +143,10 @@ def mentioned(facts: Sequence[Sequence[str]], text: str) -> list[Sequence[str]]:
 
 
 def listed(question: Question, text: str) -> set[Fact]:
-    """Return the advantages of each option in lines such as `A: red, old = 2`; the last line of an option counts."""
+    """Return the advantages in an answer's lines, such as `A: red, old = 2`.
+
+    If several lines begin with an option, the last one counts.
+    """
     known = set(TOPICS[question["topic"]].split())
     lines = {match[1].upper(): match[2] for match in _LINE.finditer(text)}
     return {

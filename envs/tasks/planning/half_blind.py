@@ -185,7 +185,7 @@ class HalfBlind(Task):
     # --------------------------------------------------------------------------------------------------- prompts
 
     def _view(self, level: Level, seat: int) -> list[str]:
-        """Return the rows of a level as a seat sees them, with HIDDEN in the cells of the other half."""
+        """Return the rows that a seat sees, with HIDDEN in all other cells."""
         size = len(level["grid"])
         sees_all = self.scout == "map" if seat == SCOUT else self.form == "all"
         shown = range(size) if sees_all else range(upper(size)) if seat == SCOUT else range(upper(size), size)

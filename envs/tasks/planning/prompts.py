@@ -83,7 +83,7 @@ def tool(level: Level, last: str) -> str:
 
 
 def program_for_rows(size: int, hidden: str) -> str:
-    """Return the request for a program that plans in Plan-Path, for an agent that may not see all rows.
+    """Return the request for a Plan-Path program by an agent that may not see all rows.
 
     Args:
         size: Side of the grid.
