@@ -83,7 +83,7 @@ def tool(level: Level, last: str) -> str:
 
 
 def program_for_rows(size: int, hidden: str) -> str:
-    """Return the request for a Plan-Path program by an agent that may not see all rows.
+    """Return the request for a Plan-Path program by an agent that may see half.
 
     Args:
         size: Side of the grid.
