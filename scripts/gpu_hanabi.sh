@@ -37,6 +37,7 @@ train() {
 cross_play() { run launch.py --mode=rank --workdir="$out/runs"; }
 
 names="search train cross_play"
+# shellcheck disable=SC2086 # several words
 [ $# -gt 0 ] || set -- $names
 check_names "$names" "$@"
 for name in "$@"; do

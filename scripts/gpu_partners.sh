@@ -11,6 +11,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
 model=(${QWEN_05B:+--config.model.weights="$QWEN_05B"})
 forms="single multi_fixed multi_pool multi_switch multi_learning"
 names="negotiation debugging story"
+# shellcheck disable=SC2086 # several words
 [ $# -gt 0 ] || set -- $names
 check_names "$names" "$@"
 for name in "$@"; do

@@ -23,6 +23,7 @@ train() { # GAME OBSERVATION SEED
 }
 
 names="plan_path sokoban"
+# shellcheck disable=SC2086 # several words
 [ $# -gt 0 ] || set -- $names
 check_names "$names" "$@"
 pids=()

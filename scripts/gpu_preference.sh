@@ -52,7 +52,7 @@ judge() {
 }
 
 names="negotiation story debugging retrieval overoptimization judge"
-# shellcheck disable=SC2086
+# shellcheck disable=SC2086 # several words
 [ $# -gt 0 ] || set -- $names
 check_names "$names" "$@"
 run_names "$@"
