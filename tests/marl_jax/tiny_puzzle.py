@@ -1,22 +1,15 @@
 """The smallest puzzle played in groups: Plan-Path by planner and executor, a few thousand parameters."""
 
-import dataclasses
 import functools
-
-import jax.numpy as jnp
 
 from configs import algorithms
 from envs.games import registry as games
 from envs.games.registry import make_text
-from marl_jax.agents.answers import Constrained
-from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.algorithms import settings_from
 from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.tree import TreeRollout
-from marl_jax.sampling.choice import make_choices
-from models import registry
-from models.model import build
-from tests.marl_jax.tiny_play import SHAPE, TOKENIZER, rollout
+from tests.marl_jax import tiny_play
+from tests.marl_jax.tiny_play import TOKENIZER, rollout
 
 K, ROWS, TURNS = 4, 6, 10
 PARAMS = dict(size=5, n_train=24, n_test=8, budget=10)
@@ -38,17 +31,8 @@ def prompt(roles="two"):
 def policy(roles="two", lora=None, long_names=False):
     """A policy without a critic; `lora` adapters, names of one letter or several."""
     text = prompt(roles)
-    names = [row[:n].tolist() for row, n in zip(text.action_ids, text.action_lengths, strict=True)]
-    if long_names:
-        names = [[*b"go ", *name] if i % 2 else [*b"g", *name] for i, name in enumerate(names)]
-    return Policy(
-        model=build(dataclasses.replace(registry.get("tiny").config, **SHAPE)),
-        answers=Constrained(make_choices(names, TOKENIZER.eos_id)),
-        rules=text.prefix,
-        lora=LoraSpec(lora, 2, 4.0, ("q", "v", "down")) if lora else None,
-        critic="none",
-        dtype=jnp.float32,
-    )
+    names = tiny_play.names_of(text, (b"g", b"go ")) if long_names else None
+    return tiny_play.policy_of(text, tiny_play.answers(text, names), "none", lora)
 
 
 def tree(roles="two", lora=None, long_names=False, rows=ROWS, turns=TURNS, kind=TreeRollout, **changes):

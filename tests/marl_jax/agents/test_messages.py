@@ -1,6 +1,5 @@
 """Soft messages: sampler and learner agree, gradients reach the speaker, and the controls carry nothing."""
 
-import dataclasses
 import functools
 
 import jax
@@ -15,9 +14,7 @@ from marl_jax.agents import messages, scoring
 from marl_jax.errors import ConfigError
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.schema import validate
-from models import registry
 from models.media import Media
-from models.model import build
 from tests.marl_jax import tiny_play
 from tests.models.tiny_models import quick_jit
 
@@ -39,16 +36,10 @@ def prompt(style="brief", named=0):
 @functools.cache
 def policy(style="brief", named=0, kind="soft", tokens=2, long_names=False, **settings):
     """A policy of a few thousand parameters for the referential game."""
-    cfg = dataclasses.replace(registry.get("tiny").config, **tiny_play.SHAPE, message_tokens=tokens)
     text = prompt(style, named)
     names = [b"go %d" % i if i % 2 else b"%d" % i for i in range(CARDS + named)] if long_names else None
-    return dataclasses.replace(
-        tiny_play.policy(**settings),
-        model=build(cfg),
-        answers=tiny_play.answers(text, names),
-        rules=text.prefix,
-        message=kind,
-    )
+    shape = tiny_play.SHAPE | dict(message_tokens=tokens)
+    return tiny_play.policy_of(text, tiny_play.answers(text, names), shape=shape, message=kind, **settings)
 
 
 def played(made, style="brief", named=0, rows=8, turns=2, **settings):

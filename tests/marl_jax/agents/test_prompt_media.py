@@ -41,17 +41,11 @@ def prompt(style="brief", observation="image"):
 @functools.cache
 def policy(style="brief", observation="image", mrope=False, free=0, long_names=False, **settings):
     """A policy of a few thousand parameters that sees tic-tac-toe."""
-    cfg = dataclasses.replace(registry.get("tiny").config, **tiny_play.SHAPE, vision=VISION)
-    cfg = dataclasses.replace(cfg, mrope_sections=(1, 2, 1)) if mrope else cfg
     text = prompt(style, observation)
     names = [b"go %d" % i if i % 2 else b"%d" % i for i in range(9)] if long_names else None
-    return dataclasses.replace(
-        tiny_play.policy(**settings),
-        model=build(cfg),
-        answers=tiny_play.answers(text, names, free),
-        rules=text.prefix,
-        medium=make_medium(GAME, style),
-    )
+    shape = tiny_play.SHAPE | dict(vision=VISION) | (dict(mrope_sections=(1, 2, 1)) if mrope else {})
+    answers, medium = tiny_play.answers(text, names, free), make_medium(GAME, style)
+    return tiny_play.policy_of(text, answers, shape=shape, medium=medium, **settings)
 
 
 def played(made, style="brief", observation="image", rows=4, turns=3, **settings):
