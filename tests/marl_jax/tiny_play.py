@@ -109,9 +109,10 @@ def _weights(policy, seed, reference):
     key = jax.random.key(seed)
     trained, frozen = policy.init(policy.model.init(key), key, reference)
     leaves, tree = jax.tree.flatten(trained)
-    keys = jax.random.split(key, len(leaves))
-    leaves = [x + 0.2 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-    return jax.device_get((jax.tree.unflatten(tree, leaves), frozen))
+    noise = [jax.random.normal(k, x.shape) for k, x in zip(jax.random.split(key, len(leaves)), leaves, strict=True)]
+    leaves, noise, frozen = jax.device_get((leaves, noise, frozen))  # a sum of new shapes would be compiled
+    leaves = [x + np.float32(0.2) * change for x, change in zip(leaves, noise, strict=True)]
+    return jax.tree.unflatten(tree, leaves), frozen
 
 
 def ppo(**changes):
