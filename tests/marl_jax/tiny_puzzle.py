@@ -2,9 +2,10 @@
 
 import functools
 
-from configs import algorithms
+from configs import algorithms, planning
 from envs.games import registry as games
 from envs.games.registry import make_text
+from experiments import plan_path
 from marl_jax.algorithms import settings_from
 from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.tree import TreeRollout
@@ -49,3 +50,24 @@ def episodes(roles="two", rows=2 * K, turns=45, **changes):
 def algo(name="at_grpo", **changes):
     """Settings of a group algorithm."""
     return settings_from(getattr(algorithms, name)(**dict(group_size=K, tis_clip=0.0, minibatches=1) | changes))
+
+
+def get_config(form="at_grpo"):
+    """A run of a few seconds: Plan-Path on 5x5 in a form of the experiment, with few levels and games."""
+    config = plan_path.get_config(form)
+    config.name = "tiny_plan"
+    config.steps = 4
+    config.mesh.data = 1
+    config.env.params.update(dict(n_train=24, n_test=8))
+    config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
+    config.rollout.num_envs = 8
+    config.algo.grad_accum_steps = 1
+    config.optim.warmup = 1
+    config.eval.update(dict(every=0, games=16))
+    config.checkpoint.update(dict(every=2, best_metric=""))
+    if planning.imitates(form):
+        config.rollout.update(dict(num_envs=16, unroll_length=4))
+        config.algo.minibatches = 2
+        config.optim.update(dict(schedule="constant", lr=1e-2))
+    config.log.update(dict(games=0, tensorboard=False, progress=False))
+    return config
