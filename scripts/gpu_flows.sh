@@ -10,21 +10,8 @@
 # of CRUXEval; the search has ROUNDS rounds (default: 8), random edits as many tokens, and votes as many tokens per question.
 # Results are written to $OUT (default: runs/gpu_flows), as proposer/evaluated.md, design/evaluated.md and
 # workflow_search/gsm8k/search.md. The same command continues where it was stopped.
-set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-out=${OUT:-runs/gpu_flows}
-mkdir -p "$out"
-model=${MODEL-qwen2.5-coder-1.5b}
-read -ra flags <<< "${FLAGS:-}"
-failed=()
-
-launch() { # launch SECONDS EXPERIMENT FORM [FLAGS...]
-  local seconds=$1 experiment=$2 form=$3
-  shift 3
-  timeout --preserve-status --signal=TERM --kill-after=120 "$seconds" python launch.py \
-    --config="experiments/$experiment.py:$form${model:++$model}" --workdir="$out/$experiment/$form" \
-    ${QWEN_15B:+--config.model.weights="$QWEN_15B"} "${flags[@]}" "$@" || failed+=("$experiment/$form")
-}
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
+model=${MODEL-qwen2.5-coder-1.5b} weights=${QWEN_15B:-}
 
 train_and_test() { # train_and_test EXPERIMENT FORM
   launch "${SECONDS_PER_FORM:-120}" "$1" "$2" --config.steps="${STEPS:-40}" --config.eval.every=0 \
@@ -32,12 +19,10 @@ train_and_test() { # train_and_test EXPERIMENT FORM
   launch 600 "$1" "$2" --mode=eval
 }
 
-summary() { python -m experiments.tables.evaluated "$out/$1" || failed+=("$1/table"); }
-
 proposer() {
   launch 600 proposer prompt --mode=eval
   for form in fixed frozen_proposer shared per_role; do train_and_test proposer "$form"; done
-  summary proposer
+  evaluated proposer
 }
 search() {
   launch 600 workflow_search gsm8k --mode=search --config.search.rounds="${ROUNDS:-8}" --config.search.examples=128
@@ -45,16 +30,9 @@ search() {
 design() {
   launch 600 design prompt --mode=eval
   for form in fixed per_role; do train_and_test design "$form"; done
-  summary design
+  evaluated design
 }
 
-names="proposer search design"
 [ $# -gt 0 ] || set -- proposer search
-for name in "$@"; do
-  [[ " $names " == *" $name "* ]] || { echo "unknown name $name; names: $names" >&2; exit 2; }
-done
-for name in "$@"; do
-  echo "== $name"
-  "$name" > >(tee -a "$out/$name.log") 2>&1
-done
-[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
+check_names "proposer search design" "$@"
+run_names "$@"

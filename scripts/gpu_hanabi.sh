@@ -8,11 +8,8 @@
 # them and then plays with SmolLM2 for the seeds SEEDS (default: "0 1"), once with and once without permuted colours, and
 # `cross_play` plays all pairs of runs and the bot. SMOLLM2 is the weights file of SmolLM2-135M-Instruct; without it the
 # weights are downloaded. Results are written to $OUT (default: runs/gpu_hanabi).
-set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-out=${OUT:-runs/gpu_hanabi}
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
 end=$((SECONDS + ${LIMIT:-570}))
-mkdir -p "$out"
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/marl_jax/jax}
 
 run() { # stops with a checkpoint when the time is up
@@ -40,10 +37,9 @@ train() {
 cross_play() { run launch.py --mode=rank --workdir="$out/runs"; }
 
 names="search train cross_play"
+# shellcheck disable=SC2086 # several words
 [ $# -gt 0 ] || set -- $names
-for name in "$@"; do
-  [[ " $names " == *" $name "* ]] || { echo "unknown name $name; names: $names" >&2; exit 2; }
-done
+check_names "$names" "$@"
 for name in "$@"; do
   echo "== $name"
   "$name" || exit

@@ -7,17 +7,13 @@
 # (default: "0 1 2") and tested on held-out examples against all partners. Results are written to $OUT (default:
 # runs/gpu_partners), with the measures of every form in FORM.md. Debugging
 # needs MBPP and QuixBugs in MARL_JAX_DATA. The same command continues where it was stopped.
-set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-out=${OUT:-runs/gpu_partners}
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
 model=(${QWEN_05B:+--config.model.weights="$QWEN_05B"})
 forms="single multi_fixed multi_pool multi_switch multi_learning"
 names="negotiation debugging story"
+# shellcheck disable=SC2086 # several words
 [ $# -gt 0 ] || set -- $names
-for name in "$@"; do
-  [[ " $names " == *" $name "* ]] || { echo "unknown name $name; names: $names" >&2; exit 2; }
-done
-failed=()
+check_names "$names" "$@"
 for name in "$@"; do
   for form in $forms; do
     folders=()

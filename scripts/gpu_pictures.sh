@@ -8,11 +8,8 @@
 # (default: 100) are the numbers of updates of the two stages, GAMES (default: 256) the games of an update. Every run stops
 # after LIMIT seconds (default: 450) and the same command continues where it stopped. The table of all runs is printed last
 # and written to $OUT/pictures.md (OUT: runs/gpu_pictures by default). MORE has further flags for every run.
-set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-out=${OUT:-runs/gpu_pictures}
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
 jobs=${JOBS:-8}
-mkdir -p "$out"
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-$(printf '0.%02d' $((88 / jobs)))}
 
 train() { # GAME OBSERVATION SEED
@@ -26,10 +23,9 @@ train() { # GAME OBSERVATION SEED
 }
 
 names="plan_path sokoban"
+# shellcheck disable=SC2086 # several words
 [ $# -gt 0 ] || set -- $names
-for name in "$@"; do
-  [[ " $names " == *" $name "* ]] || { echo "unknown name $name; names: $names" >&2; exit 2; }
-done
+check_names "$names" "$@"
 pids=()
 for name in "$@"; do
   for seed in ${SEEDS:-0 1}; do

@@ -10,10 +10,7 @@
 # updates (default: 20), ROWS (default: prompt single multi_fixed multi_switch; multi_pool and multi_learning are the others)
 # and JOBS runs that share the card (default: 4). Debugging needs MBPP and QuixBugs in MARL_JAX_DATA, retrieval SQuAD. Results
 # are written to $OUT (default: runs/gpu_preference); `scripts.article` puts them into the article and the slides.
-set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-out=${OUT:-runs/gpu_preference}
-mkdir -p "$out"
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
 port=${PORT:-8000}
 model=(--model=qwen2.5-coder-0.5b ${QWEN_05B:+--config.model.weights="$QWEN_05B"})
 
@@ -55,14 +52,7 @@ judge() {
 }
 
 names="negotiation story debugging retrieval overoptimization judge"
-# shellcheck disable=SC2086
+# shellcheck disable=SC2086 # several words
 [ $# -gt 0 ] || set -- $names
-for name in "$@"; do
-  [[ " $names " == *" $name "* ]] || { echo "unknown name $name; names: $names" >&2; exit 2; }
-done
-failed=()
-for name in "$@"; do
-  echo "== $name"
-  "$name" 2>&1 | tee -a "$out/$name.log" || failed+=("$name")
-done
-[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
+check_names "$names" "$@"
+run_names "$@"

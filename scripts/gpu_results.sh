@@ -7,10 +7,7 @@
 # written to $OUT (default: runs/gpu_results) and logs to $OUT/NAME.log. Interrupted training resumes when a name is run
 # again. LIMIT=600 stops each command after 600 seconds and evaluates the last checkpoint. For debates, STEPS is the number
 # of updates (default: 50) and PROBLEMS the maximum number of problems per test set (default: all).
-set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-out=${OUT:-runs/gpu_results}
-mkdir -p "$out"
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
 
 run() { timeout --preserve-status --signal=TERM --kill-after=60 "${LIMIT:-86400}" python "$@"; }
 train() { run launch.py --workdir="$out/$1" --config.eval.every=0 --config.checkpoint.best_metric= "${@:2}"; }
@@ -140,14 +137,8 @@ planning_reasoned() {                  # free completions with reasoning before 
     --config.algo.entropy_coef=0.0 --config.algo.tis_clip=2.0
 }
 
-names=$(declare -F | awk '{print $3}' | grep -vxE 'run|train|evaluate|idle|debate|planning_table|reasoned')
-[ $# -gt 0 ] || { echo "names: $(echo "$names" | paste -sd ' ')" >&2; exit 2; }
-for name in "$@"; do
-  grep -qx "$name" <<<"$names" || { echo "unknown name $name; names: $(echo "$names" | paste -sd ' ')" >&2; exit 2; }
-done
-failed=()
-for name in "$@"; do
-  echo "== $name"
-  "$name" 2>&1 | tee -a "$out/$name.log" || failed+=("$name")
-done
-[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
+helpers='check_names|launch|evaluated|run_names|run|train|evaluate|idle|debate|planning_table|reasoned'
+names=$(declare -F | awk '{print $3}' | grep -vxE "$helpers" | paste -sd ' ')
+[ $# -gt 0 ] || { echo "names: $names" >&2; exit 2; }
+check_names "$names" "$@"
+run_names "$@"

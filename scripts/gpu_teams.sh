@@ -10,12 +10,11 @@
 # training, every EVERY updates and at the end. JOBS rows share the card (default: 3). Results are written to $OUT (default:
 # runs/gpu_teams), the tables to $OUT/tables. The same command continues where it was stopped; after LIMIT seconds all runs
 # save and stop.
-set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-export out=${OUT:-runs/gpu_teams} model=qwen2.5-coder-1.5b jobs=${JOBS:-3} end=$(($(date +%s) + ${LIMIT:-86400}))
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
+export out model=qwen2.5-coder-1.5b jobs=${JOBS:-3} end=$(($(date +%s) + ${LIMIT:-86400}))
 export seeds=${SEEDS:-0,1,2}
-mkdir -p "$out"
 
+# shellcheck disable=SC2329 # called by xargs
 row() { # row TASK:FORM[:GAME[:STEPS]]
   local task form game steps folder flags remat=none  # short completions; activations fit without rematerialization
   IFS=: read -r task form game steps <<<"$1"

@@ -37,7 +37,9 @@ def test_bash_can_read_it(script):
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize("script", SHELL, ids=names(SHELL))
 def test_shellcheck_has_nothing_to_say(script):
-    found = subprocess.run(["shellcheck", "--shell=bash", script], capture_output=True, text=True)
+    found = subprocess.run(
+        ["shellcheck", "--shell=bash", "-x", "--source-path=SCRIPTDIR", script], capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stdout
 
 

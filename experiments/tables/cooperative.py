@@ -13,9 +13,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from experiments.tables import records
+from experiments.tables import games, records
 from experiments.tables.charts import Curve, curve_chart
-from experiments.tables.runner import Page, Session, Table, main, markdown_table, plan_games
+from experiments.tables.runner import Page, Session, Table, main, markdown_table
 
 GAMES = {"small_hanabi": "Small Hanabi"}
 WORDS = {"vdn": "VDN", "qmix": "QMIX", "coma": "COMA", "maddpg": "MADDPG", "mappo": "MAPPO"}
@@ -31,26 +31,19 @@ def page(session: Session) -> Page | None:
     """Return the score before and after training, and its maximum, per seed."""
     curves: dict[str, list[Curve]] = {}
     rows = []
-    for game, form in session.wanted:
-        folders = [session.folder / f"{game}-{form}-{seed}" for seed in range(session.flags.seeds)]
-        runs = [session.read(_curve, folder, default=[]) for folder in folders]
-        if not (runs := [one for one in runs if one]):
-            continue
-        turns, values = ([[point[i] for point in one] for one in runs] for i in (0, 1))
-        curves.setdefault(GAMES[game], []).extend(
-            Curve(WORDS[form], x, y) for x, y in zip(turns, values, strict=True)
-        )  # fmt: skip
+    for game, form, runs in games.courses(session, _course):
+        curves.setdefault(GAMES[game], []).extend(games.curves(WORDS[form], runs))
         rows.append([
-            GAMES[game], WORDS[form], ", ".join(dict.fromkeys(f"{one[-1]:,}" for one in turns)),
-            ", ".join(f"{one[0]:.2f}" for one in values), ", ".join(f"**{one[-1]:.2f}**" for one in values),
-            ", ".join(f"{max(one):.2f}" for one in values),
+            GAMES[game], WORDS[form], ", ".join(dict.fromkeys(f"{run[-1][0]:,}" for run in runs)),
+            ", ".join(f"{run[0][1]:.2f}" for run in runs), ", ".join(f"**{run[-1][1]:.2f}**" for run in runs),
+            ", ".join(f"{max(x for _, x in run):.2f}" for run in runs),
         ])  # fmt: skip
     heads = ["game", "method", "environment steps", "before", "after", "highest"]
     lines = ["# Cooperative methods", "", *markdown_table(heads, rows)]
     return Page(lines, drawing=curve_chart(curves, "environment steps", {})) if rows else None
 
 
-def _curve(folder: Path) -> list[tuple[int, float]]:
+def _course(folder: Path) -> games.Course:
     """Return the environment steps and the score of every evaluation of a run."""
     spent = records.spent(folder)
     rows = [row for row in records.evaluations(folder) if row["opponent"] == "self"]
@@ -62,7 +55,7 @@ TABLE = Table(
     1,
     __doc__,
     dict.fromkeys(GAMES, WORDS),
-    plan_games,
+    games.plan,
     page,
     lambda parser: parser.set_defaults(seeds=2),
     check,

@@ -11,10 +11,11 @@ poker.svg in --workdir. The figures are exact for each policy; only the seeds di
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from experiments.tables import records
+from experiments.tables import games, records
 from experiments.tables.charts import Curve, curve_chart
-from experiments.tables.runner import Page, Session, Table, main, markdown_table, plan_games
+from experiments.tables.runner import Page, Session, Table, main, markdown_table
 
 GAMES = {"kuhn": "Kuhn", "leduc": "Leduc"}
 WORDS = {
@@ -31,29 +32,27 @@ def page(session: Session) -> Page | None:
     """Return exploitability before and after training, and its minimum, per seed."""
     curves: dict[str, list[Curve]] = {}
     rows = []
-    for game, form in session.wanted:
-        folders = [session.folder / f"{game}-{form}-{seed}" for seed in range(session.flags.seeds)]
-        runs = [session.read(records.evaluations, folder, default=[]) for folder in folders]
-        runs = [[row for row in one if row["opponent"] == "best_response"] for one in runs]
-        if not (runs := [one for one in runs if one]):
-            continue
-        values = [[row["exploitability"] for row in one] for one in runs]
-        steps = [[row["step"] for row in one] for one in runs]
-        curves.setdefault(GAMES[game], []).extend(
-            Curve(SHORT[form], x, y) for x, y in zip(steps, values, strict=True)
-        )  # fmt: skip
+    for game, form, runs in games.courses(session, _course):
+        curves.setdefault(GAMES[game], []).extend(games.curves(SHORT[form], runs))
         rows.append([
-            GAMES[game], WORDS[form], ", ".join(dict.fromkeys(str(one[-1]) for one in steps)),
-            ", ".join(f"{one[0]:.3f}" for one in values), ", ".join(f"**{one[-1]:.3f}**" for one in values),
-            ", ".join(f"{one[-1]['nash_conv']:.3f}" for one in runs), ", ".join(f"{min(one):.3f}" for one in values),
+            GAMES[game], WORDS[form], ", ".join(dict.fromkeys(str(run[-1][0]) for run in runs)),
+            ", ".join(f"{run[0][1]:.3f}" for run in runs), ", ".join(f"**{run[-1][1]:.3f}**" for run in runs),
+            ", ".join(f"{run[-1][2]:.3f}" for run in runs),
+            ", ".join(f"{min(x for _, x, _ in run):.3f}" for run in runs),
         ])  # fmt: skip
     heads = ["game", "", "updates", "before", "after", "NashConv after", "lowest during training"]
     lines = [f"# Poker with {session.model()}", "", *markdown_table(heads, rows)]
     return Page(lines, drawing=curve_chart(curves, "updates", GOALS)) if rows else None
 
 
+def _course(folder: Path) -> games.Course:
+    """Return the updates, exploitability and NashConv of every evaluation of a run."""
+    rows = [row for row in records.evaluations(folder) if row["opponent"] == "best_response"]
+    return [(row["step"], row["exploitability"], row["nash_conv"]) for row in rows]
+
+
 TABLE = Table(
-    "poker", 1, __doc__, dict.fromkeys(GAMES, WORDS), plan_games, page, lambda parser: parser.set_defaults(seeds=2)
+    "poker", 1, __doc__, dict.fromkeys(GAMES, WORDS), games.plan, page, lambda parser: parser.set_defaults(seeds=2)
 )
 
 if __name__ == "__main__":

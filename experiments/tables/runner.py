@@ -36,7 +36,7 @@ from typing import Any
 from configs import variants
 from experiments.tables.charts import Bar, bar_chart
 from experiments.tables.intervals import Rate
-from experiments.tables.records import Damaged, trained
+from experiments.tables.records import Damaged
 from experiments.tables.runs import Run, run_all
 
 LEARNING = ("steps", "stop_when", "algo.", "optim.", "rollout.")
@@ -193,18 +193,6 @@ def config_of(path: str):
 def steps_flags(config, steps: int) -> list[str]:
     """Return the flags for a number of updates, with a warmup that fits."""
     return [f"--config.steps={steps}", f"--config.optim.warmup={min(config.optim.warmup, steps - 1)}"]
-
-
-def plan_games(session: Session) -> Iterator[Run]:
-    """Yield a run for every form of every game and every seed."""
-    for game, form in session.wanted:
-        experiment = f"experiments/{game}.py:{session.form(form)}"
-        config = config_of(experiment)
-        steps = session.flags.steps or config.steps
-        moves = steps * config.rollout.num_envs * config.rollout.unroll_length
-        for seed in range(session.flags.seeds):
-            command = [f"--config={experiment}", f"--config.seed={seed}", *steps_flags(config, steps), *session.passed]
-            yield Run(f"{game}-{form}-{seed}", command, trained(steps), tokens=moves)
 
 
 @functools.lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ from marl_jax.agents.seating import BOT, seat_names
 from marl_jax.errors import nearest
 from marl_jax.fields import STEP
 from marl_jax.schema import batches
-from marl_jax.schema.run_fields import LORA_TARGETS
+from marl_jax.schema.training_fields import LORA_TARGETS
 from marl_jax.serving.remote import is_remote
 from models import registry as models
 from models.config import ModelConfig

@@ -1,6 +1,6 @@
 """Config validation before anything is compiled.
 
-Checks first each field on its own (`run_fields.py` and the fields of the algorithm), then names against their
+Checks first each field on its own (`run_fields.FIELDS` and the fields of the algorithm), then names against their
 registries, then combinations of fields (`combinations.py`, those of games or tasks, and the check of the algorithm).
 `check` collects all problems so that a user can fix them at once. Each message has the field, its value and the
 accepted values.

@@ -5,7 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.marl_jax import tiny_plan, tiny_run, tiny_task
+from tests.marl_jax import tiny_puzzle, tiny_run, tiny_task
 
 PROGRAM = Path(tiny_task.__file__).parent / "rollouts" / "host" / "agent_program.py"
 
@@ -15,7 +15,7 @@ def get_config(kind: str):
     if kind == "pool":
         return tiny_run.get_config("pool")
     if kind == "curriculum":
-        config = tiny_plan.get_config()
+        config = tiny_puzzle.get_config()
         config.curriculum.update(dict(enabled=True, difficulty_levels=4, start=1, up=0.05, down=0.0, window=2))
         return config
     if kind == "tools":

@@ -32,30 +32,43 @@ def prompt(style="brief", name="tic_tac_toe"):
     return make_text(games.make(name), style).compile(TOKENIZER)
 
 
-def answers(text, names=None, free=0):
-    """Names of legal actions, or up to `free` tokens of any text."""
+def answers(text, names=None, free=0, lengths=False):
+    """Names of legal actions, or up to `free` tokens of any text; `lengths` for names in conversations."""
     if free:
         parse = make_parser(text.text.names, TOKENIZER.token_bytes(skip_special=True))
         return FreeText(parse, text.action_ids, text.action_lengths, TOKENIZER.stop_ids, free)
-    names = names or [row[:n].tolist() for row, n in zip(text.action_ids, text.action_lengths, strict=True)]
-    return Constrained(make_choices(names, TOKENIZER.eos_id))
+    names = names or names_of(text)
+    known = np.array([len(name) for name in names], np.int32) if lengths else None
+    return Constrained(make_choices(names, TOKENIZER.eos_id), known)
 
 
-@functools.cache
-def policy(critic="head", lora=None, style="brief", long_names=False, free=0):
-    """A policy of a few thousand parameters for tic-tac-toe, in float32."""
-    text = prompt(style)
-    names = None
-    if long_names:
-        names = [[*(b"cell " if i % 2 else b"c"), *str(i + 1).encode()] for i in range(9)]
+def names_of(text, before=(b"", b"")):
+    """Token ids of the names of all actions, after the first or second of these words in turn."""
+    rows = zip(text.action_ids, text.action_lengths, strict=True)
+    return [[*before[i % 2], *row[:n].tolist()] for i, (row, n) in enumerate(rows)]
+
+
+def policy_of(text, answers, critic="head", lora=None, shape=SHAPE, **settings):
+    """A policy of a few thousand parameters for a compiled prompt, in float32; `lora` adapters."""
     return Policy(
-        model=build(dataclasses.replace(registry.get("tiny").config, **SHAPE)),
-        answers=answers(text, names, free),
+        model=build(dataclasses.replace(registry.get("tiny").config, **shape)),
+        answers=answers,
         rules=text.prefix,
         lora=LoraSpec(lora, 2, 4.0, ("q", "v", "down")) if lora else None,
         critic=critic,
         dtype=jnp.float32,
+        **settings,
     )
+
+
+@functools.cache
+def policy(critic="head", lora=None, style="brief", long_names=False, free=0):
+    """A policy for tic-tac-toe."""
+    text = prompt(style)
+    names = None
+    if long_names:
+        names = [[*(b"cell " if i % 2 else b"c"), *str(i + 1).encode()] for i in range(9)]
+    return policy_of(text, answers(text, names, free), critic, lora)
 
 
 def team(policy, prompt):
@@ -96,9 +109,10 @@ def _weights(policy, seed, reference):
     key = jax.random.key(seed)
     trained, frozen = policy.init(policy.model.init(key), key, reference)
     leaves, tree = jax.tree.flatten(trained)
-    keys = jax.random.split(key, len(leaves))
-    leaves = [x + 0.2 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-    return jax.device_get((jax.tree.unflatten(tree, leaves), frozen))
+    noise = [jax.random.normal(k, x.shape) for k, x in zip(jax.random.split(key, len(leaves)), leaves, strict=True)]
+    leaves, noise, frozen = jax.device_get((leaves, noise, frozen))  # a sum of new shapes would be compiled
+    leaves = [x + np.float32(0.2) * change for x, change in zip(leaves, noise, strict=True)]
+    return jax.tree.unflatten(tree, leaves), frozen
 
 
 def ppo(**changes):

@@ -1,22 +1,16 @@
 """The smallest puzzle played in groups: Plan-Path by planner and executor, a few thousand parameters."""
 
-import dataclasses
 import functools
 
-import jax.numpy as jnp
-
-from configs import algorithms
+from configs import algorithms, planning
 from envs.games import registry as games
 from envs.games.registry import make_text
-from marl_jax.agents.answers import Constrained
-from marl_jax.agents.policy import LoraSpec, Policy
+from experiments import plan_path
 from marl_jax.algorithms import settings_from
 from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.tree import TreeRollout
-from marl_jax.sampling.choice import make_choices
-from models import registry
-from models.model import build
-from tests.marl_jax.tiny_play import SHAPE, TOKENIZER, rollout
+from tests.marl_jax import tiny_play
+from tests.marl_jax.tiny_play import TOKENIZER, rollout
 
 K, ROWS, TURNS = 4, 6, 10
 PARAMS = dict(size=5, n_train=24, n_test=8, budget=10)
@@ -38,17 +32,8 @@ def prompt(roles="two"):
 def policy(roles="two", lora=None, long_names=False):
     """A policy without a critic; `lora` adapters, names of one letter or several."""
     text = prompt(roles)
-    names = [row[:n].tolist() for row, n in zip(text.action_ids, text.action_lengths, strict=True)]
-    if long_names:
-        names = [[*b"go ", *name] if i % 2 else [*b"g", *name] for i, name in enumerate(names)]
-    return Policy(
-        model=build(dataclasses.replace(registry.get("tiny").config, **SHAPE)),
-        answers=Constrained(make_choices(names, TOKENIZER.eos_id)),
-        rules=text.prefix,
-        lora=LoraSpec(lora, 2, 4.0, ("q", "v", "down")) if lora else None,
-        critic="none",
-        dtype=jnp.float32,
-    )
+    names = tiny_play.names_of(text, (b"g", b"go ")) if long_names else None
+    return tiny_play.policy_of(text, tiny_play.answers(text, names), "none", lora)
 
 
 def tree(roles="two", lora=None, long_names=False, rows=ROWS, turns=TURNS, kind=TreeRollout, **changes):
@@ -65,3 +50,24 @@ def episodes(roles="two", rows=2 * K, turns=45, **changes):
 def algo(name="at_grpo", **changes):
     """Settings of a group algorithm."""
     return settings_from(getattr(algorithms, name)(**dict(group_size=K, tis_clip=0.0, minibatches=1) | changes))
+
+
+def get_config(form="at_grpo"):
+    """A run of a few seconds: Plan-Path on 5x5 in a form of the experiment, with few levels and games."""
+    config = plan_path.get_config(form)
+    config.name = "tiny_plan"
+    config.steps = 4
+    config.mesh.data = 1
+    config.env.params.update(dict(n_train=24, n_test=8))
+    config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
+    config.rollout.num_envs = 8
+    config.algo.grad_accum_steps = 1
+    config.optim.warmup = 1
+    config.eval.update(dict(every=0, games=16))
+    config.checkpoint.update(dict(every=2, best_metric=""))
+    if planning.imitates(form):
+        config.rollout.update(dict(num_envs=16, unroll_length=4))
+        config.algo.minibatches = 2
+        config.optim.update(dict(schedule="constant", lr=1e-2))
+    config.log.update(dict(games=0, tensorboard=False, progress=False))
+    return config

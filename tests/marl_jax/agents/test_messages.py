@@ -1,6 +1,5 @@
 """Soft messages: sampler and learner agree, gradients reach the speaker, and the controls carry nothing."""
 
-import dataclasses
 import functools
 
 import jax
@@ -15,9 +14,7 @@ from marl_jax.agents import messages, scoring
 from marl_jax.errors import ConfigError
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.schema import validate
-from models import registry
 from models.media import Media
-from models.model import build
 from tests.marl_jax import tiny_play
 from tests.models.tiny_models import quick_jit
 
@@ -39,23 +36,24 @@ def prompt(style="brief", named=0):
 @functools.cache
 def policy(style="brief", named=0, kind="soft", tokens=2, long_names=False, **settings):
     """A policy of a few thousand parameters for the referential game."""
-    cfg = dataclasses.replace(registry.get("tiny").config, **tiny_play.SHAPE, message_tokens=tokens)
     text = prompt(style, named)
     names = [b"go %d" % i if i % 2 else b"%d" % i for i in range(CARDS + named)] if long_names else None
-    return dataclasses.replace(
-        tiny_play.policy(**settings),
-        model=build(cfg),
-        answers=tiny_play.answers(text, names),
-        rules=text.prefix,
-        message=kind,
-    )
+    shape = tiny_play.SHAPE | dict(message_tokens=tokens)
+    return tiny_play.policy_of(text, tiny_play.answers(text, names), shape=shape, message=kind, **settings)
+
+
+def weights_of(made):
+    """Trained and frozen weights."""
+    trained, frozen = tiny_play.weights(made)
+    return {**frozen, **trained}
 
 
 def played(made, style="brief", named=0, rows=8, turns=2, **settings):
     """Return samples of a rollout and the weights."""
-    program = tiny_play.rollout(game(named), made, rows, turns, prompt=prompt(style, named), **settings)
-    trained, frozen = tiny_play.weights(made)
-    weights = {**frozen, **trained}
+    program, weights = (
+        tiny_play.rollout(game(named), made, rows, turns, prompt=prompt(style, named), **settings),
+        weights_of(made),
+    )
 
     def run(weights):
         return program({"main": weights}, program.init(jax.random.key(1), {"main": weights}), jax.random.key(2))[0]
@@ -124,17 +122,19 @@ def test_the_listener_trains_the_speaker():
         jax.value_and_grad(lambda p: jnp.sum(scoring.answer_logps(made, {"model": p}, samples) * samples.mask()))
     )
     value, whole = learner(params)
-    both, (of_speaker, of_listener) = quick_jit(jax.value_and_grad(total, argnums=(0, 1)))(params, params)
+    by_agent = quick_jit(jax.value_and_grad(total, argnums=(0, 1)))
+    both, (of_speaker, of_listener) = by_agent(params, params)
     assert float(both) == pytest.approx(float(value), rel=1e-5)
+    whole, of_speaker, of_listener, start = jax.device_get((whole, of_speaker, of_listener, params))
     jax.tree.map(lambda w, s, o: np.testing.assert_allclose(w, s + o, atol=2e-4), whole, of_speaker, of_listener)
 
     # The gradient of the speaker's parameters alone equals finite differences.
-    keys = iter(jax.random.split(jax.random.key(5), 100))
-    way = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape), params)
-    size = 1e-2 / jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(way)))
-    moved = [jax.tree.map(lambda x, d, e=e: x + e * size * d, params, way) for e in (-1, 1)]
-    low, high = (quick_jit(total)(speaker, params) for speaker in moved)
-    slope = sum(jnp.sum(g * d) for g, d in zip(jax.tree.leaves(of_speaker), jax.tree.leaves(way), strict=True))
+    rng = np.random.default_rng(5)
+    way = jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), start)
+    size = np.float32(1e-2) / np.sqrt(sum(np.sum(x**2) for x in jax.tree.leaves(way)))
+    moved = [jax.tree.map(lambda x, d, e=e: x + e * size * d, start, way) for e in (-1, 1)]
+    low, high = (by_agent(speaker, params)[0] for speaker in moved)
+    slope = sum(np.sum(g * d) for g, d in zip(jax.tree.leaves(of_speaker), jax.tree.leaves(way), strict=True))
     assert abs(slope * size) > 1e-4
     assert float(high - low) / 2 == pytest.approx(float(slope * size), rel=0.03, abs=1e-5)
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(of_speaker["message"]))
@@ -151,9 +151,10 @@ def test_other_kinds_do_not_train_the_speaker(kind):
 
 
 def test_a_message_depends_on_the_card_unless_it_is_frozen():
-    _, weights = played(policy())
+    weights = weights_of(policy())
     said = jnp.asarray([[65, 66, -1], [65, 67, -1], [65, -1, -1], [65, -1, -1]])
-    soft, frozen = (messages.encode(policy(kind=kind), weights["model"], said) for kind in ("soft", "frozen"))
+    encode = quick_jit(messages.encode, static_argnums=0)
+    soft, frozen = (np.asarray(encode(policy(kind=kind), weights["model"], said)) for kind in ("soft", "frozen"))
     assert soft.shape == frozen.shape == (4, 2, tiny_play.SHAPE["d_model"])
     assert len(np.unique(np.asarray(frozen), axis=0)) == 1
     assert np.abs(soft[0] - soft[1]).max() > 1e-3 and np.abs(soft[2] - soft[3]).max() == 0

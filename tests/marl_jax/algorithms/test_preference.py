@@ -28,7 +28,6 @@ from marl_jax.schema import validate
 from marl_jax.setup import scorers
 from models import tokenizers
 from tests.marl_jax import tiny_host, tiny_task, tiny_verifier
-from tests.marl_jax.algorithms import tiny_preference
 
 ONLINE = ("dpo", "ipo", "sppo", "nash_md")
 TREND = ("loss", "preference_accuracy", "preference_margin")
@@ -168,12 +167,12 @@ def test_accumulated_gradients_equal_those_of_the_minibatch():
 @pytest.fixture(scope="module")
 def pair_file(tmp_path_factory):
     """A file with the pairs of a planted preference; no prompt occurs twice."""
-    return tiny_preference.write_pairs(tmp_path_factory.mktemp("pairs") / "train.jsonl", tiny_preference.pairs(3200))
+    return tiny_verifier.write_pairs(tmp_path_factory.mktemp("pairs") / "train.jsonl", tiny_verifier.pairs(3200))
 
 
 @pytest.mark.nightly
 def test_dpo_recovers_a_planted_preference(pair_file, tmp_path):
-    config = tiny_preference.get_config("dpo", pair_file)
+    config = tiny_verifier.preference_config("dpo", pair_file)
     assert config.steps * config.algo.n_pairs <= 3200, "every batch is measured before any of its pairs is learned from"
     validate.check(config)
     train.train(config, tmp_path)
@@ -182,7 +181,7 @@ def test_dpo_recovers_a_planted_preference(pair_file, tmp_path):
     last = {name: np.mean([row[name] for row in rows[-10:]]) for name in rows[-1] if name in TREND}
     assert last["loss"] < 0.3 and last["preference_accuracy"] > 0.9
     assert last["preference_margin"] > 1.0
-    other = tiny_preference.get_config("dpo", pair_file)
+    other = tiny_verifier.preference_config("dpo", pair_file)
     other.model.init_from, other.model.shape.vocab_size = str(tmp_path), 512
     with pytest.raises(RunError, match=r"does not fit: shape is .* there and .*'vocab_size': 512"):
         train.train(other, tmp_path / "other")  # a reference with another vocabulary
@@ -192,7 +191,7 @@ def test_dpo_recovers_a_planted_preference(pair_file, tmp_path):
 def rewarded(pair_file, tmp_path_factory):
     """The folder of a trained reward model."""
     folder = tmp_path_factory.mktemp("reward_model")
-    config = tiny_preference.get_config("reward_model", pair_file)
+    config = tiny_verifier.preference_config("reward_model", pair_file)
     config.eval.every = config.steps
     config.checkpoint.best_metric = "pairs/accuracy"
     validate.check(config)
@@ -213,7 +212,7 @@ def test_a_reward_model_ranks_held_out_pairs(rewarded):
 
 @pytest.mark.nightly
 def test_a_reward_model_is_evaluated_and_scores_like_a_verifier(rewarded, pair_file):
-    config = tiny_preference.get_config("reward_model", pair_file)
+    config = tiny_verifier.preference_config("reward_model", pair_file)
     (row,) = evaluate.main(config, rewarded)
     assert row["part"] == "test" and row["accuracy"] > 0.8
     with scorers.open_scorer(rewarded) as opened:
@@ -250,13 +249,13 @@ def test_pairs_in_both_forms_of_trl(tmp_path):
             "rejected": [{"role": "assistant", "content": "5"}],
         },
     ]
-    one, two = pairs.read_pairs(tiny_preference.write_pairs(tmp_path / "pairs.jsonl", rows))
+    one, two = pairs.read_pairs(tiny_verifier.write_pairs(tmp_path / "pairs.jsonl", rows))
     assert one == two == pairs.Pair(({"role": "user", "content": "2 + 2?"},), "4", "5")
 
 
 def test_lines_that_are_not_pairs_are_reported_together(tmp_path):
     rows = [{"prompt": "a", "chosen": "b"}, {"prompt": "a", "chosen": "b", "rejected": 3}, {"chosen": "b"}]
-    path = tiny_preference.write_pairs(tmp_path / "pairs.jsonl", rows)
+    path = tiny_verifier.write_pairs(tmp_path / "pairs.jsonl", rows)
     with pytest.raises(DataError) as error:
         pairs.read_pairs(path)
     assert "pairs.jsonl:1: rejected is missing" in str(error.value)
@@ -314,17 +313,17 @@ def problems(config):
 
 
 def test_configs_that_cannot_work_are_refused():
-    config = tiny_preference.get_config("dpo", "pairs.jsonl")
+    config = tiny_verifier.preference_config("dpo", "pairs.jsonl")
     config.algo.update(dict(n_pairs=9, grad_accum_steps=2))
     assert "config.algo.n_pairs is 9, but must be a multiple of the microbatches of a step (2)" in problems(config)
-    config = tiny_preference.get_config("reward_model", "")
+    config = tiny_verifier.preference_config("reward_model", "")
     assert "config.algo.data is '', but must be a JSONL file of pairs" in problems(config)
-    config = tiny_preference.get_config("dpo")
+    config = tiny_verifier.preference_config("dpo")
     config.task.n_episodes = 7
     assert "config.task.n_episodes is 7, but must be a multiple of the episodes of a pair (2)" in problems(config)
-    config = tiny_preference.get_config("dpo")
+    config = tiny_verifier.preference_config("dpo")
     config.algo.pairs = "both"
     assert "config.algo.pairs is 'both', but must be one of: episode, completion" in problems(config)
-    config = tiny_preference.get_config("reward_model", "pairs.jsonl")
+    config = tiny_verifier.preference_config("reward_model", "pairs.jsonl")
     config.eval.every, config.checkpoint.best_metric = 60, "balanced/auc"
     assert "but must be pairs/METRIC" in problems(config)

@@ -22,7 +22,7 @@ from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.schema import validate
 from marl_jax.setup.train_programs import at_start
-from tests.marl_jax import tiny_plan
+from tests.marl_jax import tiny_puzzle
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("compiled_once")]
 
@@ -37,7 +37,7 @@ def state(workdir):
 
 def get_config():
     """Planner and executor imitate the solver."""
-    return tiny_plan.get_config("roles_sft")
+    return tiny_puzzle.get_config("roles_sft")
 
 
 def shown(config, turns=24, **changes):
@@ -221,11 +221,11 @@ def test_an_interrupted_run_equals_one_that_was_not(run, tmp_path):
     train.train(config, again)
     jax.tree.map(np.testing.assert_array_equal, state(workdir).state, state(again).state)
     with pytest.raises(RunError, match="algorithm is 'sft' there and 'at_grpo' here"):
-        train.train(tiny_plan.get_config(), again)
+        train.train(tiny_puzzle.get_config(), again)
 
 
 def starting_from(workdir, form="at_grpo", **lora):
-    config = tiny_plan.get_config(form)
+    config = tiny_puzzle.get_config(form)
     config.model.init_from = str(workdir)
     if lora:
         config.model.lora.update(lora)

@@ -17,7 +17,6 @@ from envs.games.registry import make
 from experiments import matrix
 from marl_jax.agents import critics, scoring
 from marl_jax.agents.answers import ByValue, DecodeInputs
-from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.algorithms import settings_from, vdn
 from marl_jax.errors import ConfigError
 from marl_jax.learning import rounds
@@ -28,8 +27,6 @@ from marl_jax.rollouts.joint import JointRollout
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.samples import rows as take
 from marl_jax.schema import validate
-from models import registry
-from models.model import build
 from tests.marl_jax import tiny_play, tiny_puzzle
 
 # Fits of tables: every seat has a hidden state for each stage, and all joint actions are equally likely
@@ -142,17 +139,8 @@ def test_targets_equal_a_loop():
 
 
 def policy_of(game, prompt, critic="q", lora=None, epsilon=0.25):
-    names = tiny_play.answers(prompt).choices
-    return Policy(
-        model=build(dataclasses.replace(registry.get("tiny").config, **tiny_play.SHAPE)),
-        answers=ByValue(names, epsilon=epsilon),
-        rules=prompt.prefix,
-        lora=LoraSpec(lora, 2, 4.0, ("q", "v", "down")) if lora else None,
-        critic=critic,
-        dtype=jnp.float32,
-        n_seats=game.n_players,
-        simultaneous=game.simultaneous,
-    )
+    answers, seats = ByValue(tiny_play.answers(prompt).choices, epsilon=epsilon), game.n_players
+    return tiny_play.policy_of(prompt, answers, critic, lora, n_seats=seats, simultaneous=game.simultaneous)
 
 
 def test_actions_are_sampled_by_value():

@@ -26,7 +26,7 @@ from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.setup.run_fingerprint import check_run, run_fingerprint
 from marl_jax.setup.weights import restore_weights
-from tests.marl_jax import tiny_plan, tiny_play, tiny_puzzle, tiny_run
+from tests.marl_jax import tiny_play, tiny_puzzle, tiny_run
 
 GAME = TicTacToe()
 
@@ -254,7 +254,7 @@ def small(**env):
 
 def small_plan():
     """Return Plan-Path with planner and executor, with batches that eight devices can divide."""
-    config = tiny_plan.get_config()
+    config = tiny_puzzle.get_config()
     config.algo.update(dict(minibatches=1, grad_accum_steps=1))
     return config
 

@@ -20,7 +20,7 @@ from marl_jax.rollouts.curriculum import Curriculum, Ladder, LadderRule
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.schema import validate
-from tests.marl_jax import tiny_plan
+from tests.marl_jax import tiny_puzzle
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -98,7 +98,7 @@ def test_what_makes_a_level_hard():
 
 
 def rising():
-    config = tiny_plan.get_config()
+    config = tiny_puzzle.get_config()
     config.curriculum.update(dict(enabled=True, difficulty_levels=4, start=1, up=0.05, down=0.0, window=2))
     validate.check(config)
     return config
@@ -141,7 +141,9 @@ def test_games_of_a_grade_are_of_its_levels():
     started = jax.jit(rollout.init)(jax.random.key(0), {})
     easiest = np.argsort(setup.game.game.difficulty(), kind="stable")[: setup.game.n_levels // 4]
     assert set(np.asarray(started.inner.games.state.inner.level).tolist()) <= set(easiest.tolist())
-    assert not isinstance(setups.make(tiny_plan.get_config()).rollout, Curriculum)  # without one, the rollout as it is
+    assert not isinstance(
+        setups.make(tiny_puzzle.get_config()).rollout, Curriculum
+    )  # without one, the rollout as it is
 
 
 @pytest.mark.parametrize(

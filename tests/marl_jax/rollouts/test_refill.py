@@ -16,7 +16,7 @@ from marl_jax.rollouts.refill import match
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.schema import validate
 from tests.conftest import examples
-from tests.marl_jax import tiny_plan, tiny_task
+from tests.marl_jax import tiny_puzzle, tiny_task
 from tests.marl_jax.algorithms.test_at_grpo import GAME, program
 from tests.marl_jax.rollouts.tiny_refill import Refilled, check
 
@@ -104,7 +104,7 @@ def test_units_are_replaced_by_those_of_their_kind():
 
 @pytest.mark.parametrize("algo", ["grpo", "at_grpo"])
 def test_a_config_sets_the_budget_of_games_and_tasks(algo):
-    for config in (tiny_plan.get_config(algo), tiny_task.get_config(algo)):
+    for config in (tiny_puzzle.get_config(algo), tiny_task.get_config(algo)):
         assert config.algo.refill == 0
         config.algo.refill = 2
         validate.check(config)

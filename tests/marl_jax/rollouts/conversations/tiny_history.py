@@ -14,17 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games import registry as games
-from envs.games.parser import make_parser
 from envs.games.registry import make_text
 from marl_jax.agents import scoring
-from marl_jax.agents.answers import Constrained, FreeText
-from marl_jax.agents.policy import LoraSpec, Policy
+from marl_jax.agents.answers import FreeText
 from marl_jax.rollouts.conversations import transcripts
 from marl_jax.rollouts.conversations.contexts import HistoryContext
 from marl_jax.rollouts.games import GameRollout
-from marl_jax.sampling.choice import make_choices
-from models import registry
-from models.model import build
 from tests.marl_jax import tiny_play
 from tests.marl_jax.tiny_play import SHAPE, TOKENIZER
 from tests.models.tiny_models import quick_jit
@@ -53,24 +48,9 @@ def prompt(name, style="brief", context="history", free=False):
 def policy(name, style="brief", context="history", lora=None, long_names=False, free=0, critic="head"):
     """Of two layers: with one, keys and values would not tell what was read before them."""
     text = prompt(name, style, context, bool(free))
-    if free:
-        parse = make_parser(text.text.names, TOKENIZER.token_bytes(skip_special=True))
-        answers = FreeText(parse, text.action_ids, text.action_lengths, TOKENIZER.stop_ids, free)
-    else:
-        names = [row[:n].tolist() for row, n in zip(text.action_ids, text.action_lengths, strict=True)]
-        if long_names:
-            names = [[*(b"do " if i % 2 else b"d"), *name] for i, name in enumerate(names)]
-        lengths = np.array([len(name) for name in names], np.int32)
-        answers = Constrained(make_choices(names, TOKENIZER.eos_id), lengths)
-    return Policy(
-        model=build(dataclasses.replace(registry.get("tiny").config, **SHAPE | dict(n_layers=2))),
-        answers=answers,
-        rules=text.prefix,
-        lora=LoraSpec(lora, 2, 4.0, ("q", "v", "down")) if lora else None,
-        critic=critic,
-        dtype=jnp.float32,
-        keeps_cache=context == "history",
-    )
+    names = tiny_play.names_of(text, (b"d", b"do ")) if long_names else None
+    answers, shape = tiny_play.answers(text, names, free, lengths=True), SHAPE | dict(n_layers=2)
+    return tiny_play.policy_of(text, answers, critic, lora, shape, keeps_cache=context == "history")
 
 
 def rollout(name, rows, turns, kind=GameRollout, context="history", history_turns=32, style="brief", **settings):
