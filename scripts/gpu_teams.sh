@@ -20,7 +20,10 @@ row() { # row TASK:FORM[:GAME[:STEPS]]
   IFS=: read -r task form game steps <<<"$1"
   folder=$out/${1//:/_}
   case $task in
-    half_blind) flags=(--config.steps="${steps:-30}" --config.eval.every="${EVERY:-10}") ;;
+    half_blind)
+      remat=full # programs are long
+      flags=(--config.steps="${steps:-30}" --config.eval.every="${EVERY:-10}" --config.stop_when="success>=0.98")
+      ;;
     hidden_profile) flags=(--config.steps="${steps:-20}" --config.eval.every="${EVERY:-10}") ;;
     planning_team)
       remat=full
@@ -44,7 +47,7 @@ row() { # row TASK:FORM[:GAME[:STEPS]]
 }
 export -f row
 
-[ $# -gt 0 ] || set -- hidden_profile:at_grpo_shared half_blind:at_grpo_shared planning_team:at_grpo_per_role \
+[ $# -gt 0 ] || set -- half_blind:at_grpo_shared hidden_profile:at_grpo_shared planning_team:at_grpo_per_role \
   planning_team:tool_grpo:plan_path:4 hidden_profile:all_grpo half_blind:all_grpo hidden_profile:seat_grpo half_blind:seat_grpo
 printf '%s\n' "$@" | xargs -P "$jobs" -I{} bash -c 'row {}'
 
