@@ -14,7 +14,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
 export out model=qwen2.5-coder-1.5b jobs=${JOBS:-3} end=$(($(date +%s) + ${LIMIT:-86400}))
 export seeds=${SEEDS:-0,1,2}
 
-# shellcheck disable=SC2329 # called by xargs
+# shellcheck disable=SC2317,SC2329 # called by xargs
 row() { # row TASK:FORM[:GAME[:STEPS]]
   local task form game steps folder flags remat=none  # short completions; activations fit without rematerialization
   IFS=: read -r task form game steps <<<"$1"
