@@ -1,4 +1,4 @@
-"""Tables of games at fixed budgets: their runs, and the course of a figure over the training of each of them."""
+"""Runs of tables of games, and the course of a figure over each run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ def plan(session: Session) -> Iterator[Run]:
 
 
 def courses(session: Session, read: Callable[[Path], Course]) -> Iterator[tuple[str, str, list[Course]]]:
-    """Yield game, form and the courses of the seeds that have evaluations, as `read` returns them of a run's folder."""
+    """Yield each game and form with the courses of its evaluated seeds.
+
+    Args:
+        session: The flags and the selected rows.
+        read: Returns the course of a run, given its folder.
+    """
     for game, form in session.wanted:
         folders = [session.folder / f"{game}-{form}-{seed}" for seed in range(session.flags.seeds)]
         runs = [session.read(read, folder, default=[]) for folder in folders]

@@ -1,7 +1,6 @@
 """Pictures of games: pixels, patches, and what they show to whom."""
 
 import dataclasses
-import functools
 import io
 import struct
 import zlib
@@ -16,6 +15,7 @@ from envs.games.entry import GAMES
 from envs.games.picture import CELL, MEAN, PATCH, STD, Picture, Tile, png
 from envs.games.registry import make, make_medium, make_text
 from models.tokenizers.byte import ByteTokenizer
+from tests.models.tiny_models import quick_jit as jit
 
 VARIANTS = {
     "tic_tac_toe": ("tic_tac_toe", {}),
@@ -38,11 +38,6 @@ VARIANTS = {
     "warehouse_local": ("warehouse", dict(view="local")),
 }
 PLACE = "<|spare0|>"
-
-# Each program runs once, so compiling it fast matters more than running it fast.
-jit = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-)
 
 
 def play(game, picture, texts, n=24, turns=12):

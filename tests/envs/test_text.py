@@ -17,16 +17,12 @@ from envs.games.roles import EXECUTOR, PLANNER, TwoRole
 from models import chat, tokenizers
 from tests.conftest import published, shared_data
 from tests.envs.test_template import LLAMA3, Rust
+from tests.models.tiny_models import quick_jit as jit
 
 pytestmark = pytest.mark.long
 
 SMALL = {name: dict(n_train=6, n_test=2) for name in ("plan_path", "sokoban", "sudoku")}
 ROWS, TURNS = 8, 12
-
-# Each program runs once or twice here, so compiling it fast matters more than running it fast.
-jit = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-)
 
 
 @functools.cache

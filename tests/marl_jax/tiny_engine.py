@@ -13,7 +13,7 @@ from models import lora
 from models.config import ModelConfig
 from models.logprobs import token_logprobs
 from models.model import Model, build
-from tests.models.tiny_models import random_params
+from tests.models.tiny_models import QUICK, quick_jit, random_params
 
 CONFIG = ModelConfig(
     "qwen2", vocab_size=97, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, max_positions=64,
@@ -22,31 +22,12 @@ CONFIG = ModelConfig(
 BUCKET = 16
 
 
-def _known(name: str, value) -> bool:
-    """Whether this version of the compiler has an option."""
-    try:
-        jax.jit(lambda: 0, compiler_options={name: value})()
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
-
-
-# These programs run for microseconds and are compiled for seconds, so optimization is reduced.
-LAZY = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-}
-LAZY = {name: value for name, value in LAZY.items() if _known(name, value)}
-quick_jit = functools.partial(jax.jit, compiler_options=LAZY)
-
-
 class QuickPrograms(Programs):
     """Programs that are compiled without optimization: they run for microseconds here."""
 
     @staticmethod
     def compiler_options():
-        return LAZY
+        return QUICK
 
 
 @functools.cache

@@ -42,10 +42,9 @@ def make(family: str, seed: int = 0) -> tuple[Model, dict]:
     return model, random_params(model, seed)
 
 
-# These programs run for microseconds and are compiled for seconds, so compiler optimizations are reduced.
-quick_jit = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-)
+# Test programs run for microseconds and are compiled for seconds, so compiler optimizations are reduced.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
 @functools.partial(quick_jit, static_argnames=("model", "dtype", "fuse"))
