@@ -31,20 +31,24 @@ BATCH, QUESTIONS = 128, 1024
 """Questions of an update and of an evaluation."""
 
 
-def trainer(method: str, board: str, inputs: list[str], steps: int, rate: float) -> Callable[[int, int], Iterator]:
-    """Compile the training with a method of fusion.
+def trainer(
+    method: str, board: str, inputs: list[str], steps: int, rate: float, repeats: bool = True
+) -> Callable[[int, int], Iterator]:
+    """Return the training with a method of fusion; values of training tables may repeat if `repeats`.
 
     Returns:
         Function of an index of `inputs` and a seed. It trains a model, and yields its right answers after each tenth of
         the training: the number of those to questions that need both inputs, and of those about the tone.
     """
-    setup = setups.make(fusion.get_config(f"{method}+both+{board}"))
+    config = fusion.get_config(f"{method}+both+{board}")
+    config.env.params.repeats = repeats
+    setup = setups.make(config)
     assert isinstance(setup, GameSetup) and isinstance(setup.game, Lookup)
     game, backbone = setup.game, setup.team.backbones[0]
     policy, model, prompt = backbone.policy, backbone.model, backbone.game_prompt
     assert policy.medium is not None and not policy.prefix
     hiding = [dataclasses.replace(game, hidden=fusion.INPUTS[name]) for name in inputs]
-    media = [make_medium(other, setup.config.env.text) for other in hiding]
+    media = [make_medium(other, config.env.text) for other in hiding]
     ids = jnp.asarray(prompt.action_ids[:, 0])
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, 20, steps, 0.05 * rate)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
@@ -106,11 +110,12 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1], help="random seeds")
     parser.add_argument("--steps", type=int, default=300, help="number of updates of 128 questions, at least 10")
     parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
+    parser.add_argument("--distinct", action="store_true", help="train on permutations only")
     args = parser.parse_args()
     print("| fusion | inputs | seed | answers that need both | number of the tone | answers after each tenth |")
     print("| --- | --- | ---: | --- | --- | --- |", flush=True)
     for method in args.methods:
-        train = trainer(method, args.board, args.inputs, args.steps, args.rate)
+        train = trainer(method, args.board, args.inputs, args.steps, args.rate, not args.distinct)
         for shown, name in enumerate(args.inputs):
             for seed in args.seeds:
                 curve = list(train(shown, seed))
