@@ -34,7 +34,15 @@ BATCH, QUESTIONS = 128, 1024
 def trainer(
     method: str, board: str, inputs: list[str], steps: int, rate: float, repeats: bool = True
 ) -> Callable[[int, int], Iterator]:
-    """Return the training with a method of fusion; values of training tables may repeat if `repeats`.
+    """Return the training with a method of fusion.
+
+    Args:
+        method: One of `fusion.METHODS`.
+        board: One of `fusion.BOARDS`.
+        inputs: Names from `fusion.INPUTS`.
+        steps: Number of updates.
+        rate: Highest learning rate.
+        repeats: Whether values may repeat in the tables of the training.
 
     Returns:
         Function of an index of `inputs` and a seed. It trains a model, and yields its right answers after each tenth of
@@ -50,7 +58,7 @@ def trainer(
     hiding = [dataclasses.replace(game, hidden=fusion.INPUTS[name]) for name in inputs]
     media = [make_medium(other, config.env.text) for other in hiding]
     ids = jnp.asarray(prompt.action_ids[:, 0])
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, 20, steps, 0.05 * rate)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, steps // 15, steps, 0.05 * rate)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
     def scores(params, states, shown):
