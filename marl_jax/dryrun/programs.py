@@ -69,7 +69,7 @@ class Finder:
 
 
 def with_image_tokens_of(tokenizer: Tokenizer, cfg: ModelConfig) -> ModelConfig:
-    """Return the config with special tokens of a stand-in tokenizer for images; shapes stay the same."""
+    """Return the config with a stand-in tokenizer's special tokens for images; shapes stay the same."""
     if cfg.vision is None:
         return cfg
     names = [name for name in ("image_id", "start_id", "end_id") if getattr(cfg.vision, name) is not None]
