@@ -9,7 +9,8 @@
 
 A form is METHOD[+INPUTS[+BOARD[+QUESTIONS]]]: `interleaved`, `prepended` or `cross_attention`; `both`, `sound` or
 `table`; `table` or `picture`; and `mixed` (the default), `value`, `tone` or `row`. The model has about 0.2 M parameters
-and is trained from scratch by imitation of the right answer. With one input, the chance is 1 of 6.
+and is trained from scratch by imitation of the right answer, on tables whose values may repeat. With one input, the
+chance is 1 of 6 if they do not (`--config.env.params.repeats=False`, and `benchmarks/fusion.py`).
 """
 
 from configs import algorithms, defaults, models
@@ -31,10 +32,11 @@ def get_config(form: str | None = None):
     if len(words) != len(choices):
         raise ValueError(f"form is {form!r}, but must be METHOD[+INPUTS[+BOARD[+QUESTIONS]]]")
     method, inputs, board, questions = words
-    config = algorithms.imitate(defaults.get_config(), lr=2e-3)
+    config = algorithms.imitate(defaults.get_config(), lr=3e-3)
     config.name = "fusion"
     config.model = models.tiny_media(cross_attention=method == "cross_attention")
-    params = dict(rows=6, questions=questions, hidden=INPUTS[inputs], board=board)
+    config.model.shape.qk_norm = True  # attention is sharp from the start
+    params = dict(rows=6, repeats=True, questions=questions, hidden=INPUTS[inputs], board=board)
     config.env = defaults.environment("lookup", **params)
     config.env.update(dict(text="brief", style="plain", observation="image"))
     config.env.media_order = "prepended" if method == "prepended" else "interleaved"

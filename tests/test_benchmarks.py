@@ -6,10 +6,11 @@ import functools
 import importlib
 import pkgutil
 
+import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks import start
+from benchmarks import fusion, start
 from marl_jax.schema import flags, validate
 
 
@@ -36,3 +37,12 @@ def test_seconds_by_phase_add_up_and_inner_phases_count_for_themselves():
     found = start.by_phase(report)
     assert found == {"outer": (4.0, 2.0), "inner": (2.0, 1.0), start.UPDATE: (2, 1.0), "other": (2.0, 1.0)}
     assert start.to_first_update(report) == (9.0, 4.5)
+
+
+@pytest.mark.nightly
+def test_fusion_counts_right_answers(monkeypatch):
+    monkeypatch.setattr(fusion, "BATCH", 8)
+    monkeypatch.setattr(fusion, "QUESTIONS", 16)
+    train = fusion.trainer("interleaved", "table", ["both", "sound"], steps=10, rate=1e-3)
+    curve = np.stack(list(train(1, 0)))
+    assert curve.shape == (10, 2) and curve.min() >= 0 and curve.max() <= 16 and curve.any()

@@ -39,7 +39,10 @@ class Finder:
     def __call__(self, config: ConfigDict) -> tuple[ModelConfig, None, Tokenizer]:
         """Return the shape of a model, no weights, and a tokenizer."""
         cfg = self._shape(config)
-        return cfg, None, self._own_tokenizer(config) or self._stand_in(config, cfg)
+        if (tokenizer := self._own_tokenizer(config)) is not None:
+            return cfg, None, tokenizer
+        tokenizer = self._stand_in(config, cfg)
+        return with_image_tokens_of(tokenizer, cfg), None, tokenizer
 
     def _shape(self, config: ConfigDict) -> ModelConfig:
         if config.weights == "random":
@@ -63,6 +66,15 @@ class Finder:
             "the lengths of prompts are approximate."
         )
         return tokenizer
+
+
+def with_image_tokens_of(tokenizer: Tokenizer, cfg: ModelConfig) -> ModelConfig:
+    """Return the config with a stand-in tokenizer's special tokens for images; shapes stay the same."""
+    if cfg.vision is None:
+        return cfg
+    names = [name for name in ("image_id", "start_id", "end_id") if getattr(cfg.vision, name) is not None]
+    ids = list(tokenizer.special_tokens.values())[-len(names) :]
+    return dataclasses.replace(cfg, vision=dataclasses.replace(cfg.vision, **dict(zip(names, ids, strict=True))))
 
 
 # ----------------------------------------------------------------------------------------------------------- arguments

@@ -41,6 +41,18 @@ def test_kinds_of_questions_need_other_inputs():
     assert (states.heard != states.key)[states.question == ROW].any() and (states.question == VALUE).any()
 
 
+def test_repeated_values_change_only_the_table():
+    states, repeated = (jax.device_get(drawn(make("lookup", repeats=repeats), 512)) for repeats in (False, True))
+    for name in ("question", "key", "heard", "take"):
+        np.testing.assert_array_equal(getattr(states, name), getattr(repeated, name))
+    assert {len(set(values)) for values in states.values.tolist()} == {6}
+    assert {len(set(values)) for values in repeated.values.tolist()} == {1, 2, 3, 4, 5, 6}
+    assert set(repeated.values.ravel().tolist()) == set(range(6))
+    for style, word in (("full", "no value occurs twice"), ("compact", "different values")):
+        rules = [make_text(make("lookup", repeats=repeats), style).rules for repeats in (False, True)]
+        assert word in rules[0] and word not in rules[1]
+
+
 @pytest.mark.parametrize("board", ["table", "picture"])
 @pytest.mark.parametrize("hidden", ["", "sound", "table"])
 def test_media_show_what_the_text_says(board, hidden):

@@ -1,8 +1,8 @@
 """Lookup: one question whose answer needs a sound and a table.
 
-A tone names a row of a table, and the answer is the value in this row. The values are a permutation of the rows, so
-either the sound or the table alone leaves every value equally likely. Easier questions need one of the two: the number
-of the tone, or the value in a row that the question names.
+A tone names a row of a table, and the answer is the value in this row. By default, the values are a permutation of the
+rows, so either the sound or the table alone leaves every value equally likely. Easier questions need one of the two:
+the number of the tone, or the value in a row that the question names.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class LookupState(NamedTuple):
         key: int32 []. Row of the tone, or of the question ROW.
         heard: int32 []. Tone of the sound; with the question ROW it is another draw.
         take: int32 []. Recording of the tone.
-        values: int32 [n]. Value in each row, a permutation.
+        values: int32 [n]. Value in each row, a permutation unless values may repeat.
         answer: int32 []. Answer, -1 before it.
     """
 
@@ -51,12 +51,16 @@ class Lookup(Game):
         questions: "value", "tone" or "row" for one kind of question, "mixed" for all three in equal shares.
         hidden: "sound" or "table" to hide one of them; "" hides nothing.
         board: "table" if the values are a table of numbers, "picture" if they are a drawing.
+        repeats: Whether values may repeat: they are drawn from 1 to `rows` different ones. Such tables are for
+            training: with permutations, attention to all rows carries no information, so a look-up forms late. With
+            repetitions, the table alone answers more than chance.
     """
 
     rows: int = 6
     questions: str = "value"
     hidden: str = ""
     board: str = "table"
+    repeats: bool = False
 
     name: ClassVar[str] = "lookup"
     solvable: ClassVar[bool] = True
@@ -88,6 +92,10 @@ class Lookup(Game):
         row, other = jax.random.randint(keys[1], (2,), 0, self.rows)
         take = jax.random.randint(keys[2], (), 0, TAKES)
         values = jax.random.permutation(keys[3], self.rows).astype(jnp.int32)
+        if self.repeats:
+            different, chosen = jax.random.split(keys[4])
+            count = jax.random.randint(different, (), 1, self.rows + 1)
+            values = values[jax.random.randint(chosen, (self.rows,), 0, count)]
         return LookupState(question, row, jnp.where(question == ROW, other, row), take, values, jnp.int32(-1))
 
     def player(self, state: LookupState) -> jax.Array:

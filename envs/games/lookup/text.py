@@ -7,7 +7,7 @@ from envs.games.lookup.rules import Lookup, LookupState
 from envs.games.template import Fixed, Piece, Table, Template
 from envs.games.text import Text
 
-RULES = "A tone names a row of a table; tone 1 is the lowest. Every row holds one value, and no value occurs twice."
+RULES = "A tone names a row of a table; tone 1 is the lowest. Every row holds one value"
 HIDDEN = "?"
 
 
@@ -20,16 +20,18 @@ def text(game: Lookup, style: str) -> Text:
             "Which value is in the row of the tone?", "Which number has the tone?",
             *(f"Which value is in row {row}?" for row in rows),
         )  # fmt: skip
+        rules = RULES + ("." if game.repeats else ", and no value occurs twice.")
         return _text(
-            game, style, RULES, Fixed("The tone is"), tuple(f" {row}.\n" for row in (*rows, HIDDEN)), lines,
+            game, style, rules, Fixed("The tone is"), tuple(f" {row}.\n" for row in (*rows, HIDDEN)), lines,
             tuple(f"{question}\n" for question in questions), "Answer with one digit only.",
             "Which digit is the answer?",
         )  # fmt: skip
     if style == "compact":
         lines = [(f"row {row}", tuple(f" {v}\n" for v in (*rows, HIDDEN))) for row in rows]
         questions = ("value of the tone\n", "tone\n", *(f"value of row {row}\n" for row in rows))
+        rules = f"A tone names a row of a table of {'' if game.repeats else 'different '}values."
         return _text(
-            game, style, "A tone names a row of a table of different values.", Fixed("tone"),
+            game, style, rules, Fixed("tone"),
             tuple(f" {row}\n" for row in (*rows, HIDDEN)), lines, questions, "Your answer?",
         )  # fmt: skip
     lines = [("", (*rows, HIDDEN)) for _ in rows]

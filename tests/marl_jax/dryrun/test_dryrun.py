@@ -1,5 +1,6 @@
 """Forecasts for missing hardware: bytes by hand, programs on eight virtual devices, and errors."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from marl_jax.dryrun.programs import Finder
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import compile as forecasts
 from models import cache as kv
+from models import registry
 from models.attention import default_kernel
 from tests.marl_jax import tiny_run
 from tests.models.tiny_models import CONFIGS
@@ -245,6 +247,19 @@ def test_a_model_whose_tokenizer_is_elsewhere_gets_another_one(monkeypatch, tmp_
     cfg, place, tokenizer = finder(config)
     assert (cfg.vocab_size, place, tokenizer.name) == (152_064, None, "bytes")
     assert len(finder.notes) == 1 and "that of bytes is used instead" in finder.notes.pop()
+
+
+def test_another_tokenizer_reads_the_tokens_of_images(monkeypatch, tmp_path):
+    monkeypatch.setenv("MARL_JAX_WEIGHTS", str(tmp_path))
+    config = tiny_run.get_config().model
+    config.name, config.weights, config.shape = "qwen2.5-vl-7b", "", {}
+    cfg, _, tokenizer = Finder()(config)
+    tower, published = cfg.vision, registry.get(config.name).config.vision
+    assert tower is not None and published is not None
+    ids = [tower.start_id, tower.image_id, tower.image_id, tower.end_id]
+    assert len(set(ids)) == 3 and tokenizer.encode(tokenizer.decode(ids)) == ids
+    own = {name: getattr(published, name) for name in ("image_id", "start_id", "end_id")}
+    assert dataclasses.replace(tower, **own) == published
 
 
 # ---------------------------------------------------------------------------------------------------- the whole command
