@@ -186,6 +186,11 @@ class Puzzle(Game):
         return jnp.int32(0)
 
 
+def upper_rows(height: int) -> int:
+    """Return the number of rows in the upper half of a board, which has the middle row."""
+    return (height + 1) // 2
+
+
 def near(shape: tuple[int, int], position: jax.Array, radius: int) -> jax.Array:
     """Return the cells within `radius` rows and columns of `position`: bool [C]."""
     height, width = shape

@@ -1,0 +1,45 @@
+"""Plan-Path with a half-blind executor: learned messages of a planner, against named ones and no channel.
+
+    python launch.py --config=experiments/half_blind_messages.py            # a soft message of one token
+    python launch.py --config=experiments/half_blind_messages.py:none       # no channel
+
+The goal is in the upper half of a 5x5 grid, which only the planner sees, and the start is in the lower half, which only
+the executor sees. Forms: `none` (no channel), `named` (the planner names a direction before every move), `soft` (a
+soft token at every move) and its controls `shuffled`, `frozen` and `detached`, and `all` (one agent that sees the
+whole grid). A number after a plus sign sets the number of soft tokens, as in `soft+4`. All forms have room for the same
+number of completions (docs/communication.md).
+"""
+
+from configs import algorithms, defaults
+
+PLAIN = ("none", "named", "all")
+SOFT = ("soft", "detached", "shuffled", "frozen")
+MOVES = 12
+
+
+def get_config(form: str | None = None):
+    """Configure the game with one form of communication and the embedded model."""
+    kind, _, tokens = (form or "soft").partition("+")
+    if kind not in (*PLAIN, *SOFT) or (tokens and (not tokens.isdigit() or kind in PLAIN)):
+        known = ", ".join((*PLAIN, *SOFT))
+        raise ValueError(f"form is {form!r}, but must be one of {known}, with +TOKENS after a soft one")
+    config = defaults.get_config()
+    config.name = "half_blind_messages"
+    roles = {} if kind == "all" else dict(roles="two", view="half", proposes=kind == "named")
+    config.env = defaults.environment(
+        "plan_path", size=5, divided=True, budget=MOVES, n_train=4096, n_test=512, **roles
+    )
+    config.env.update(dict(text="brief", style="plain"))
+    if kind in SOFT:
+        config.env.update(dict(message_tokens=int(tokens or 1), message=kind))
+    config.algo = algorithms.ppo()
+    config.algo.update(dict(epochs=1, minibatches=4, entropy_coef=0.02, tis_clip=0.0))
+    config.model.shape.update(dict(d_model=32, n_layers=2, n_heads=2, n_kv_heads=2, d_ff=64))
+    config.rollout.update(dict(num_envs=128, unroll_length=MOVES))
+    if kind == "named":  # a move takes two completions
+        config.rollout.update(dict(num_envs=64, unroll_length=2 * MOVES))
+    config.steps = 300
+    config.optim.update(dict(lr=3e-3, schedule="constant", warmup=5))
+    config.eval.update(dict(every=100, games=512, opponents=()))
+    config.checkpoint.update(dict(every=100, best_metric="self/success"))
+    return config
