@@ -27,19 +27,18 @@ def get_config(form: str | None = None):
     config.name = "half_blind_messages"
     roles = {} if kind == "all" else dict(roles="two", view="half", proposes=kind == "named")
     config.env = defaults.environment(
-        "plan_path", size=5, divided=True, budget=MOVES, n_train=4096, n_test=512, **roles
+        "plan_path", size=5, divided=True, budget=MOVES, n_train=4096, n_test=1024, **roles
     )
     config.env.update(dict(text="brief", style="plain"))
     if kind in SOFT:
         config.env.update(dict(message_tokens=int(tokens or 1), message=kind))
-    config.algo = algorithms.ppo()
-    config.algo.update(dict(epochs=1, minibatches=4, entropy_coef=0.02, tis_clip=0.0))
-    config.model.shape.update(dict(d_model=32, n_layers=2, n_heads=2, n_kv_heads=2, d_ff=64))
-    config.rollout.update(dict(num_envs=128, unroll_length=MOVES))
+    config.model.shape.update(dict(d_model=32, n_layers=1, n_heads=2, n_kv_heads=2, d_ff=64))
+    algorithms.imitate(config)
+    config.rollout.update(dict(num_envs=64, unroll_length=MOVES))
     if kind == "named":  # a move takes two completions
-        config.rollout.update(dict(num_envs=64, unroll_length=2 * MOVES))
-    config.steps = 300
+        config.rollout.update(dict(num_envs=32, unroll_length=2 * MOVES))
+    config.steps = 150
     config.optim.update(dict(lr=3e-3, schedule="constant", warmup=5))
-    config.eval.update(dict(every=100, games=512, opponents=()))
-    config.checkpoint.update(dict(every=100, best_metric="self/success"))
+    config.eval.update(dict(every=150, games=1024, opponents=(), temperature=1.0))
+    config.checkpoint.update(dict(every=150, best_metric="self/success"))
     return config

@@ -52,7 +52,8 @@ class TwoRole(Game):
     Attributes:
         game: The puzzle.
         view: "full" if both see the board, "local" if the executor sees `radius` cells around itself, "half" if the
-            planner sees the upper half and the executor the lower one. Both see the cell of the figure that moves.
+            planner sees the upper half and the executor the lower one. Both also see the cell of the figure that moves
+            (in Sudoku, the cells that touch the proposed one).
         radius: Distance that the executor sees in the local view.
         planner_weight: Share of the total reward of its proposal that the planner gets.
         proposes: Whether the planner proposes every move. Otherwise only the executor has turns.
