@@ -1,4 +1,4 @@
-"""Plan-Path with a half-blind executor: learned messages of a planner, against named ones and no channel.
+"""Plan-Path with a half-blind executor: learned, named and no messages of a planner.
 
     python launch.py --config=experiments/half_blind_messages.py            # a soft message of one token
     python launch.py --config=experiments/half_blind_messages.py:none       # no channel

@@ -187,7 +187,7 @@ class Puzzle(Game):
 
 
 def upper_rows(height: int) -> int:
-    """Return the number of rows in the upper half of a board, which has the middle row."""
+    """Return the number of rows in the upper half, with the middle row."""
     return (height + 1) // 2
 
 

@@ -136,7 +136,10 @@ class TwoRole(Game):
         return self._begin(self.game.reset_from_level(level, index))
 
     def player(self, state: RoleState) -> jax.Array:
-        """Return the seat to move, planner and executor in turns if there are proposals: int32 []."""
+        """Return the seat to move: int32 [].
+
+        Planner and executor take turns if there are proposals.
+        """
         return state.phase
 
     def legal(self, state: RoleState) -> jax.Array:
