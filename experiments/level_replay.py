@@ -12,7 +12,7 @@ from configs import algorithms, defaults
 
 METHODS = ("uniform", "plr", "robust_plr", "accel")
 GAMES = {
-    "plan_path": dict(size=5, budget=12, n_train=2048, n_test=512),
+    "plan_path": dict(size=5, budget=12, n_train=2048, n_test=2048, shaping_reward=2.0),
     "sokoban": dict(size=5, budget=12, n_train=200, n_test=64, shaping_reward=1.0),
 }
 
@@ -31,10 +31,10 @@ def get_config(form: str | None = None):
     config.model.shape.update(dict(d_model=32, n_layers=1, n_heads=2, n_kv_heads=2, d_ff=64))
     config.level_replay.method = "" if method == "uniform" else method
     config.algo = algorithms.ppo()
-    config.algo.update(dict(epochs=1, minibatches=4, entropy_coef=0.02, tis_clip=0.0))
+    config.algo.update(dict(epochs=1, minibatches=4, entropy_coef=0.02, tis_clip=0.0, gamma=0.8))
     config.rollout.update(dict(num_envs=64, unroll_length=12))
-    config.steps = 200
+    config.steps = 150
     config.optim.update(dict(lr=3e-3, schedule="constant", warmup=5))
-    config.eval.update(dict(every=50, games=512, opponents=()))
-    config.checkpoint.update(dict(every=50, best_metric="self/success"))
+    config.eval.update(dict(every=150, games=2048, opponents=(), temperature=1.0))
+    config.checkpoint.update(dict(every=150, best_metric="self/success"))
     return config

@@ -78,10 +78,10 @@ class Puzzle(Game):
     def reward_levels_with(cls, params: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the reward levels, without `process` if no parameter rewards it.
 
-        A planner always gets process rewards for its proposals unless `planner_weight` is 0.
+        A planner that proposes moves gets process rewards for them unless `planner_weight` is 0.
         """
         rewards = [params.get(name, getattr(cls, name)) for name in cls.process_rewards]
-        if params.get("roles") == "two":
+        if params.get("roles") == "two" and params.get("proposes", True):
             rewards.append(params.get("planner_weight", 1))
         return cls.reward_levels if any(rewards) else tuple(level for level in cls.reward_levels if level != "process")
 
@@ -184,6 +184,11 @@ class Puzzle(Game):
     def player(self, state: State) -> jax.Array:
         """Return seat 0: int32 []."""
         return jnp.int32(0)
+
+
+def upper_rows(height: int) -> int:
+    """Return the number of rows in the upper half, with the middle row."""
+    return (height + 1) // 2
 
 
 def near(shape: tuple[int, int], position: jax.Array, radius: int) -> jax.Array:

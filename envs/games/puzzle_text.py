@@ -65,7 +65,7 @@ class PuzzleWords:
 def puzzle_text(game: Puzzle | TwoRole, style: str, words: PuzzleWords, notation: PuzzleNotation) -> Text:
     """Build the text of a puzzle in one style and notation."""
     with_roles = isinstance(game, TwoRole)
-    hides = with_roles and game.view == "local"
+    hides = with_roles and game.view != "full"
     symbols = (*words.symbols, HIDDEN) if hides else words.symbols
     brief = style == "brief"
     board = (*_board(game.shape, symbols, words, notation), *words.facts)
@@ -73,7 +73,7 @@ def puzzle_text(game: Puzzle | TwoRole, style: str, words: PuzzleWords, notation
         game=game,
         style=style,
         rules=_rules(game, style, words, notation) if words.rules else "",
-        roles=_roles(hides) if with_roles and not brief else ("",) * game.n_players,
+        roles=_roles(game) if with_roles and not brief else ("",) * game.n_players,
         observation=Template((*board, *_tail(game, words, notation))),
         board=len(board),
         indices=_indices(game, words),
@@ -96,7 +96,7 @@ def in_notations(make: Callable[[PuzzleNotation], Text], notations: tuple[Puzzle
 
 def _indices(game: Puzzle | TwoRole, words: PuzzleWords) -> Callable[[State, jax.Array], jax.Array]:
     with_roles = isinstance(game, TwoRole)
-    hides = with_roles and game.view == "local"
+    hides = with_roles and game.view != "full"
     budget = (game.game if with_roles else game).max_turns
 
     def indices(state: State, seat: jax.Array) -> jax.Array:
@@ -165,7 +165,7 @@ def _event_pieces(
 
 def _event_indices(game: Puzzle | TwoRole, words: PuzzleWords) -> Callable[..., jax.Array]:
     with_roles = isinstance(game, TwoRole)
-    hides = with_roles and game.view == "local"
+    hides = with_roles and game.view != "full"
     budget = (game.game if with_roles else game).max_turns
 
     def event_indices(before: State, action: jax.Array, after: State, seat: jax.Array) -> jax.Array:
@@ -213,7 +213,7 @@ def _rules(game: Puzzle | TwoRole, style: str, words: PuzzleWords, notation: Puz
     if notation.between is None:
         actors = ("your move", "the executor's", "your proposal", "the planner's")
         signs: dict[str, str] = dict(zip(notation.who[: 4 if with_roles else 1], actors, strict=False))
-        if with_roles and game.view == "local":
+        if with_roles and game.view != "full" and game.proposes:
             signs[notation.sight] = "what is seen"
         signs[notation.left] = "the moves left"
         rules += f" {', '.join(f'{sign} stands before {what}' for sign, what in signs.items())}."
@@ -225,18 +225,23 @@ def _roles_rules(game: TwoRole, style: str) -> str:
         " Two of you solve it together. For every move the planner proposes one and the executor, who reads the "
         "proposal, then makes the same move or a better one."
     )
+    if not game.proposes:
+        rules = " Two of you solve it together. The planner sends messages, and the executor makes the moves."
     if game.view == "local":
         rules += " The planner sees the whole board, the executor only a part of it."
-    if style == "compact" and game.view == "local":
+    if game.view == "half":
+        rules += " The planner sees the upper half of the board, the executor the lower half."
+    if style == "compact" and game.view != "full" and game.proposes:
         rules += " Behind a proposal the executor reads what it sees now."
     return rules
 
 
-def _roles(hides: bool) -> tuple[str, str]:
-    executor = "You are the executor."
-    if hides:
-        executor += f" {HIDDEN} is a cell that you cannot see."
-    return "You are the planner.", executor
+def _roles(game: TwoRole) -> tuple[str, str]:
+    hidden = f" {HIDDEN} is a cell that you cannot see."
+    return (
+        "You are the planner." + (hidden if game.view == "half" else ""),
+        "You are the executor." + (hidden if game.view != "full" else ""),
+    )
 
 
 def _questions(words: PuzzleWords, with_roles: bool, style: str, notation: PuzzleNotation) -> tuple[str, ...]:

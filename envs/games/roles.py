@@ -6,7 +6,10 @@ Seat 0 plans and seat 1 executes, in turns. Both use the actions of the puzzle, 
 proposal. The executor gets the agent and process rewards of the puzzle, and both get the team reward. The planner gets
 a process reward for the total that its proposal would have earned, computed by a trial step that does not change the
 puzzle. The reward of a proposal thus depends on that proposal only, not on later moves of the executor. With the view
-"local" the executor sees only its surroundings (`visible`), so that the proposal has to convey the rest.
+"local" the executor sees only its surroundings (`visible`), so that the proposal has to convey the rest. With the view
+"half" neither seat sees the half of the other.
+
+Without proposals only the executor has turns. The planner can then send soft messages (`speakers`).
 """
 
 import dataclasses
@@ -18,11 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.game import Bot, Game, Reward, State, check_choice, check_range
-from envs.games.puzzle import Puzzle
+from envs.games.puzzle import Puzzle, upper_rows
 
 PLANNER, EXECUTOR = 0, 1
 NO_PROPOSAL = -1
 VIEWS = ("full", "local")
+ROLE_VIEWS = (*VIEWS, "half")
 REWARD_PARAMS = frozenset({"planner_weight"})
 """Parameters of `TwoRole` that change rewards."""
 
@@ -47,25 +51,30 @@ class TwoRole(Game):
 
     Attributes:
         game: The puzzle.
-        view: "full" if both see the board, "local" if the executor sees `radius` cells around itself.
+        view: "full" if both see the board, "local" if the executor sees `radius` cells around itself, "half" if the
+            planner sees the upper half and the executor the lower one. Both also see the cell of the figure that moves
+            (in Sudoku, the cells that touch the proposed one).
         radius: Distance that the executor sees in the local view.
         planner_weight: Share of the total reward of its proposal that the planner gets.
+        proposes: Whether the planner proposes every move. Otherwise only the executor has turns.
     """
 
     game: Puzzle
     view: str = "full"
     radius: int = 1
     planner_weight: float = 1.0
+    proposes: bool = True
 
     n_players: ClassVar[int] = 2
     roles: ClassVar[tuple[str, ...]] = ("planner", "executor")
     solvable: ClassVar[bool] = True
     has_levels: ClassVar[bool] = True
+    speakers: ClassVar[tuple[int, ...]] = (-1, PLANNER)
 
     def __post_init__(self):
         if not isinstance(self.game, Puzzle):
             raise ValueError(f"game is {self.game!r}, but two roles require a one-player puzzle")
-        check_choice(self.name, "view", self.view, VIEWS)
+        check_choice(self.name, "view", self.view, ROLE_VIEWS)
         check_range(self.name, "radius", self.radius, 1, 16)
 
     @property
@@ -80,8 +89,8 @@ class TwoRole(Game):
 
     @property
     def max_turns(self) -> int:
-        """Maximum number of turns: two for each move of the puzzle."""
-        return 2 * self.game.max_turns
+        """Maximum number of turns: two for each move of the puzzle, or one without proposals."""
+        return self.game.max_turns * (2 if self.proposes else 1)
 
     @property
     def action_names(self) -> tuple[str, ...]:
@@ -103,11 +112,15 @@ class TwoRole(Game):
         """One character for every code in `cells`."""
         return self.game.symbols
 
+    @property
+    def _first(self) -> int:
+        return PLANNER if self.proposes else EXECUTOR
+
     def _begin(self, inner: State) -> RoleState:
-        return RoleState(inner=inner, proposal=jnp.int32(NO_PROPOSAL), phase=jnp.int32(PLANNER))
+        return RoleState(inner=inner, proposal=jnp.int32(NO_PROPOSAL), phase=jnp.int32(self._first))
 
     def reset(self, key: jax.Array) -> RoleState:
-        """Return the first state of a sampled level, with the planner to move."""
+        """Return the first state of a sampled level."""
         return self._begin(self.game.reset(key))
 
     def reset_among(self, key: jax.Array, count: jax.Array | int) -> RoleState:
@@ -123,7 +136,10 @@ class TwoRole(Game):
         return self._begin(self.game.reset_from_level(level, index))
 
     def player(self, state: RoleState) -> jax.Array:
-        """Return the seat to move, planner and executor in turns: int32 []."""
+        """Return the seat to move: int32 [].
+
+        Planner and executor take turns if there are proposals.
+        """
         return state.phase
 
     def legal(self, state: RoleState) -> jax.Array:
@@ -149,7 +165,7 @@ class TwoRole(Game):
         following = RoleState(
             inner=jax.tree.map(commit, state.inner, after),
             proposal=jnp.where(running, spoken, state.proposal),
-            phase=jnp.where(running, 1 - state.phase, state.phase),
+            phase=jnp.where(running & self.proposes, 1 - state.phase, state.phase),
         )
         return following, Reward(team=jnp.where(planning, 0.0, earned.team), agent=own, process=process)
 
@@ -185,18 +201,23 @@ class TwoRole(Game):
         """Return the cells that `player` sees: bool [C]."""
         if self.view == "full":
             return jnp.ones(self.shape[0] * self.shape[1], bool)
-        return self.game.surroundings(state.inner, state.proposal, self.radius) | (jnp.asarray(player) == PLANNER)
+        planning = jnp.asarray(player) == PLANNER
+        if self.view == "local":
+            return self.game.surroundings(state.inner, state.proposal, self.radius) | planning
+        height, width = self.shape
+        upper = jnp.arange(height * width) < upper_rows(height) * width
+        return (upper == planning) | self.game.surroundings(state.inner, state.proposal, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class RoleBot:
-    """A puzzle's bot in both seats: the executor follows the proposal."""
+    """A puzzle's bot in both seats: the executor follows the proposal, if there is one."""
 
     bot: Bot
 
     def act(self, state: RoleState, key: jax.Array) -> jax.Array:
         """Return the proposal or the move: int32 []."""
-        return jnp.where(state.phase == EXECUTOR, state.proposal, self.bot.act(state.inner, key))
+        return jnp.where(state.proposal == NO_PROPOSAL, self.bot.act(state.inner, key), state.proposal)
 
 
 def puzzle_state(state: State) -> State:

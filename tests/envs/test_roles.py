@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from envs.games.bots import make_bot
+from envs.games.plan_path.levels import make_level
 from envs.games.plan_path.rules import PlanPath
+from envs.games.registry import make_text
 from envs.games.roles import EXECUTOR, NO_PROPOSAL, PLANNER, RoleBot, TwoRole
 from envs.games.sokoban.rules import Sokoban
 from envs.games.sudoku.rules import Sudoku
@@ -121,6 +123,57 @@ def test_sudoku_executor_sees_what_touches_the_proposed_cell():
         assert seen[r, c] == (r == row or c == column or (r // 2, c // 2) == (row // 2, column // 2))
 
 
+def test_half_view_hides_the_upper_half_from_the_executor():
+    game = TwoRole(PUZZLES["plan_path"], view="half", proposes=False)
+    walls = np.zeros((5, 5), bool)
+    walls[3, 1] = True
+    walls_above = walls.copy()
+    walls_above[1, 2:4] = True
+    levels = [make_level(walls, 22, 4), make_level(walls_above, 22, 4), make_level(walls_above, 22, 0)]
+    states = [game.reset_from_level(level) for level in levels]
+    for style in ("full", "compact", "brief"):
+        text = make_text(game, style)
+        assert len({text.observe(state, EXECUTOR) for state in states}) == 1
+        assert len({text.observe(state, PLANNER) for state in states}) == 3
+    board = make_text(game, "brief").observe(states[1], EXECUTOR)
+    assert board.startswith("?" * 15 + ".#..." + "..A..")
+    assert make_text(game, "brief").observe(states[1], PLANNER).startswith("....G" + "..##." + "....." + "?" * 7 + "A")
+    # In the upper half, the executor still sees where it is.
+    step = jax.jit(game.step)
+    for _ in range(2):
+        states[1] = step(states[1], 0)[0]
+    assert make_text(game, "brief").observe(states[1], EXECUTOR).startswith("?" * 12 + "A??" + ".#...")
+
+
+def test_without_proposals_the_executor_plays_alone():
+    inner = PUZZLES["plan_path"]
+    game = TwoRole(inner, view="half", proposes=False)
+    assert game.max_turns == inner.max_turns and game.speakers == (-1, PLANNER)
+    bot = make_bot(game, "solver")
+
+    @jax.jit
+    @jax.vmap
+    def everything(index):
+        state, total = run(game, bot, index)
+        return state, game.success(state), total
+
+    states, solved, total = everything(jnp.arange(game.n_levels))
+    assert solved.all() and (states.proposal == NO_PROPOSAL).all() and (states.phase == EXECUTOR).all()
+    steps = np.asarray(states.inner.shortest)
+    expected = np.stack([np.full(12, 1.5), np.zeros(12), -0.01 * steps, np.zeros(12), np.full(12, 0.5)], axis=1)
+    np.testing.assert_allclose(total, expected, atol=1e-5)
+
+
+def test_divided_levels_lead_from_the_lower_into_the_upper_half():
+    game = PlanPath(size=5, divided=True, n_train=200, n_test=50)
+    for part in (game, game.held_out()):
+        distance = part.levels["distance"].reshape(part.n_levels, -1)
+        start = part.levels["start"]
+        assert ((distance[:, :15] == 0).sum(axis=1) == 1).all() and (start >= 15).all()
+        steps = distance[np.arange(part.n_levels), start]
+        assert ((steps >= 2) & (steps <= 10)).all()
+
+
 def test_names_turns_and_levels(puzzle):
     inner = puzzle
     game = TwoRole(inner, view="local")
@@ -133,7 +186,7 @@ def test_names_turns_and_levels(puzzle):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda inner: TwoRole(inner, view="far"), "view is 'far', but must be one of: 'full', 'local'"),
+        (lambda inner: TwoRole(inner, view="far"), "view is 'far', but must be one of: 'full', 'local', 'half'"),
         (lambda inner: TwoRole(inner, radius=0), "radius is 0, but must be an integer from 1 to 16"),
         (lambda inner: TwoRole(TicTacToe()), "two roles require a one-player puzzle"),
     ],

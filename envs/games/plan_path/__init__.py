@@ -11,6 +11,6 @@ GAME = GameEntry(
     draw=draw,
     medium=draw.picture,
     bots={"solver": lambda game: bots.PlanPathSolver()},
-    level_params=LEVEL_PARAMS | {"size", "walls"},
+    level_params=LEVEL_PARAMS | {"size", "walls", "divided"},
     reward_params=REWARD_PARAMS | {"step_reward", "invalid_reward", "shaping_reward", "goal_reward", "shortest_reward"},
 )

@@ -7,6 +7,7 @@ import numpy as np
 
 from envs.games import pools
 from envs.games.game import check_range
+from envs.games.puzzle import upper_rows
 
 WALL, UNREACHED = -1, 9999
 """Special values of the distance map: a wall, and a free cell without a path to the goal."""
@@ -82,11 +83,18 @@ def difficulty(levels: pools.Arrays) -> np.ndarray:
 
 
 def _draw(
-    rng: np.random.Generator, size: int, walls: float, min_distance: int, max_distance: int, inner: int | None = None
+    rng: np.random.Generator,
+    size: int,
+    walls: float,
+    min_distance: int,
+    max_distance: int,
+    inner: int | None = None,
+    divided: bool = False,
 ):
     """Sample a batch of levels that have a start at an allowed distance.
 
-    With `inner`, the grid has that side and is placed randomly in a wall of size x size cells.
+    With `inner`, the grid has that side and is placed randomly in a wall of size x size cells. If `divided`, the goal
+    is in the upper half and the start in the lower one.
     """
     inner = size if inner is None else inner
     small = inner * inner
@@ -106,6 +114,9 @@ def _draw(
     distance = distances(grid.reshape(-1, size, size), goal)
     flat = distance.reshape(BATCH, cells)
     allowed = (flat >= min_distance) & (flat <= max_distance)
+    if divided:
+        upper = upper_rows(size) * size
+        allowed &= (np.arange(cells) >= upper) & (goal[:, None] < upper)
     start = np.argmax(allowed * (1 + rng.random((BATCH, cells))), axis=1).astype(np.int32)
     good = allowed.any(axis=1)
     levels = {"distance": distance[good], "start": start[good]}
@@ -122,6 +133,7 @@ def generate(
     min_distance: int = 2,
     max_distance: int | None = None,
     difficulty_levels: int = 1,
+    divided: bool = False,
 ) -> pools.Pool:
     """Generate a pool of size x size grids.
 
@@ -137,6 +149,7 @@ def generate(
         max_distance: Maximum length of the shortest path; by default 2 * size, so that a budget of 4 * size is always
             at least twice the required moves.
         difficulty_levels: Number of difficulty levels.
+        divided: Whether the goal is in the upper half and the start in the lower one.
     """
     check_range("plan_path", "size", size, 5, 16)
     if not 0 <= walls <= 0.6:
@@ -153,7 +166,8 @@ def generate(
         sparse = walls * share
         far = max(min_distance, round(max_distance * share))
         source = f"generated: size {inner}, walls {sparse:g}, distance {min_distance} to {far}, seed {seed}"
-        draw = lambda rng: _draw(rng, size, sparse, min_distance, far, inner)  # noqa: E731
+        source += ", divided" * divided
+        draw = lambda rng: _draw(rng, size, sparse, min_distance, far, inner, divided)  # noqa: E731
         return pools.generate(
             "plan_path",
             source,

@@ -54,6 +54,7 @@ class PlanPath(Puzzle):
     Attributes:
         size: Side of generated levels, from 5 to 16, 8 by default. With a pool, it follows from the pool.
         walls: Share of walls in generated levels.
+        divided: Whether generated levels have the goal in the upper half and the start in the lower one.
         mask_invalid: Whether moves into walls are illegal.
         step_reward: Agent reward of a move.
         invalid_reward: Agent reward of a move into a wall.
@@ -71,6 +72,7 @@ class PlanPath(Puzzle):
 
     size: int | None = None
     walls: float = 0.22
+    divided: bool = False
     mask_invalid: bool = False
     step_reward: float = -0.01
     invalid_reward: float = -0.1
@@ -93,7 +95,13 @@ class PlanPath(Puzzle):
         """Generate a pool from size, walls, seed, n_train and n_test."""
         size = 8 if self.size is None else self.size
         return levels_.generate(
-            size, self.walls, self.seed, self.n_train, self.n_test, difficulty_levels=self.difficulty_levels
+            size,
+            self.walls,
+            self.seed,
+            self.n_train,
+            self.n_test,
+            difficulty_levels=self.difficulty_levels,
+            divided=self.divided,
         )
 
     def load_pool(self, path: str | os.PathLike) -> Pool:

@@ -9,7 +9,7 @@ import pytest
 
 from envs.games import registry as games
 from envs.games.registry import make_text
-from experiments import referential
+from experiments import half_blind_messages, referential
 from marl_jax.agents import messages, scoring
 from marl_jax.errors import ConfigError
 from marl_jax.rollouts.tree import TreeRollout
@@ -194,3 +194,15 @@ def test_forms_of_the_experiment():
     assert referential.get_config("shuffled+4").env.message_tokens == 4
     with pytest.raises(ValueError, match="form is 'loud', but must be one of none, named"):
         referential.get_config("loud")
+
+
+@pytest.mark.quick
+def test_forms_with_a_half_blind_executor_have_equal_room():
+    forms = (*half_blind_messages.PLAIN, *half_blind_messages.SOFT, "soft+4")
+    configs = {form: half_blind_messages.get_config(form) for form in forms}
+    assert len({config.rollout.num_envs * config.rollout.unroll_length for config in configs.values()}) == 1
+    assert configs["soft+4"].env.message_tokens == 4 and not configs["none"].env.message_tokens
+    assert configs["named"].env.params.proposes and "roles" not in configs["all"].env.params
+    validate.check(configs["soft"])
+    with pytest.raises(ValueError, match="form is 'all.2', but must be one of none, named"):
+        half_blind_messages.get_config("all+2")
