@@ -31,7 +31,7 @@ def poker(
     - `magnet`: The same, kept close to a slow copy of itself (the default).
     - `role`: The same without a critic: returns minus the average of the seat.
     - `magnet_role`: Both.
-    - `psro`: A population of responses to its own equilibrium, which starts with `magnet`.
+    - `psro`: A population of responses to its own mixture, which starts with `magnet`.
     - `league`: A main policy trained as in `magnet`, with exploiters.
     - `sft`: Imitation of the equilibrium bot.
 
@@ -50,7 +50,8 @@ def poker(
     config.name, config.steps = name, steps
     config.env = defaults.environment(name, **params)
     config.algo = _algorithm(form)
-    config.population.method = form if form in POPULATIONS else ""
+    if form in POPULATIONS:
+        config.population.update(dict(method=form, meta_solver="least_exploitable"))
     config.reward.agent = chips
     config.rollout.update(dict(num_envs=256, unroll_length=turns))
     config.optim.update(dict(lr=2e-3, warmup=2))

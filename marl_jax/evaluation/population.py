@@ -1,4 +1,4 @@
-"""Payoffs between the members of a population, and their equilibrium."""
+"""Payoffs between the members of a population, and their mixture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from envs.games import exact
 from envs.games.equilibria import nash_average
-from envs.games.psro import with_newest
+from envs.games.psro import least_exploitable, with_newest
 from marl_jax.evaluation.contestants import Contestant, find_contestant
 from marl_jax.evaluation.exact_play import ExactPlay, is_exact
 from marl_jax.evaluation.match_results import in_turns, new_match, points_of
@@ -19,13 +19,13 @@ from marl_jax.setup.games import GameSetup
 
 
 class Standings(NamedTuple):
-    """A population of K members with its equilibrium.
+    """A population of K members with its mixture.
 
     Attributes:
         names: Names of the members.
         payoffs: float64 [K, K]. Expected return of row against column, averaged over the seats.
-        shares: float64 [K]. Probability of each member in the equilibrium of choosing one for each game.
-        exploitability: Exploitability of the equilibrium; None if it cannot be computed exactly.
+        shares: float64 [K]. Probability of each member in the mixture, which draws one for each game.
+        exploitability: Exploitability of the mixture; None if it cannot be computed exactly.
         of_members: Exploitability of each member; None if it cannot be computed exactly.
     """
 
@@ -44,9 +44,11 @@ class Population:
 
     Args:
         setup: Parts of a member; all members have the same models and game.
+        meta_solver: `config.population.meta_solver`.
     """
 
-    def __init__(self, setup: GameSetup):
+    def __init__(self, setup: GameSetup, meta_solver: str = "nash"):
+        self._meta_solver = meta_solver
         self._setup, self._game = setup, setup.game.held_out()
         self._exact = ExactPlay(self._game, setup.seated(), setup.config.rollout.num_envs) if is_exact(setup) else None
         self._policies: list[np.ndarray] = []
@@ -69,12 +71,16 @@ class Population:
                 self._payoffs = with_newest(self._exact.tree, self._payoffs, self._policies)
 
     def standings(self) -> Standings:
-        """Return the payoffs and the equilibrium of the members."""
+        """Return the payoffs and the mixture of the members."""
         payoffs = (self._payoffs - self._payoffs.T) / 2  # the exact ones are those of seat 0
-        names, shares = tuple(self.names), nash_average(payoffs)[0]
+        names = tuple(self.names)
         if self._exact is None:
-            return Standings(names, payoffs, shares)
+            return Standings(names, payoffs, nash_average(payoffs)[0])
         tree = self._exact.tree
+        if self._meta_solver == "least_exploitable":
+            shares = least_exploitable(tree, self._policies).shares
+        else:
+            shares = nash_average(payoffs)[0]
         mixture = exact.mixture(tree, np.stack(self._policies), np.stack([shares, shares]))
         of_members = tuple(exact.exploitability(tree, policy) for policy in self._policies)
         return Standings(names, payoffs, shares, exact.exploitability(tree, mixture), of_members)

@@ -3,7 +3,7 @@
     python launch.py --config=experiments/leduc.py:psro
 
 The first member is an ordinary run with the config of the population. In each round of PSRO, a new member responds to
-the equilibrium of all members. In each round of a league, the main policy continues against itself and all members, an
+a mixture of all members. In each round of a league, the main policy continues against itself and all members, an
 exploiter responds to the main policy, and another one to all members; both start again from the first main policy.
 
 Members are runs in the subfolder `members`, and can be resumed, evaluated, played and ranked like any other run.
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 FOLDER, FILE = "members", "population.json"
 LEAST_SHARE = 1e-3
-"""Probability below which a member of the equilibrium is left out of the opponents."""
+"""Probability below which a member of the mixture is left out of the opponents."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,20 +83,22 @@ def main(config: ConfigDict, workdir: Path, stop: GracefulStop | None = None) ->
         setup = setups.make(founder, workdir=folder / first)
         assert isinstance(setup, GameSetup)
         with contextlib.closing(setup):
-            population = Population(setup)
+            population = Population(setup, config.population.meta_solver)
             population.add(folder / first)
-            history = [_record(0, population.standings(), [])]
+            standings = population.standings()
+            history = [_record(0, standings, [])]
             _write(workdir, history)
             for number in range(1, rounds + 1):
-                before, members = population.standings(), []
+                before, members = standings, []
                 for make in method:
-                    members.append(make(number, population.standings(), config))
+                    members.append(make(number, standings, config))
                     name = members[-1].name
                     log.info("round %d of %d: %s against %s", number, rounds, name, _words(members[-1]))
                     if not trained(name, member_config(config, members[-1], number, folder)):
                         return _stopped(name)
                     population.add(folder / name)
-                history.append(_record(number, population.standings(), members, before))
+                    standings = population.standings()
+                history.append(_record(number, standings, members, before))
                 _write(workdir, history)
     log.info("population: %s", workdir / page.FILE)
 
@@ -132,7 +134,7 @@ def _train(
 
 
 def response(number: int, standings: Standings, config: ConfigDict) -> Member:
-    """Respond to the equilibrium of all members, from the weights of the first one."""
+    """Respond to the mixture of all members, from the weights of the first one."""
     opponents = {
         name: float(share)
         for name, share in zip(standings.names, standings.shares, strict=True)
@@ -194,6 +196,7 @@ def member_config(config: ConfigDict, member: Member, number: int, folder: Path)
     rounds, makers = config.population.rounds, METHODS[config.population.method][0]
     changed = founder_config(config, member.name).unlock()
     changed.first_stage, changed.steps, changed.seed = {}, config.population.steps, config.seed + number
+    changed.optim.lr = config.population.lr or config.optim.lr
     changed.optim.warmup = min(config.optim.warmup, changed.steps - 1)
     for model in (changed.model, *(policy.model for policy in changed.policies.values() if policy.get("model"))):
         model.init_from = str(folder.absolute() / member.start)

@@ -154,10 +154,17 @@ POPULATION = {  # a run that trains one member after the other, see docs/populat
     "method": Field(
         "",
         choice("", "psro", "league"),
-        "How a population is trained; psro: each member responds to the Nash equilibrium of the earlier ones; league: "
-        "a main policy and two exploiters; '': one policy, no population",
+        "How a population is trained; psro: each member responds to a mixture of the earlier ones; league: a main "
+        "policy and two exploiters; '': one policy, no population",
+    ),
+    "meta_solver": Field(
+        "nash",
+        choice("nash", "least_exploitable"),
+        "Mixture of the members; nash: Nash equilibrium of choosing a member; least_exploitable: mixture against which "
+        "best responses gain least, in games that can be enumerated",
     ),
     "rounds": Field(8, integer(1, 1000), "Number of rounds after the first member"),
     "steps": Field(60, integer(1), "Number of training steps of each member after the first"),
+    "lr": Field(0.0, number(0), "Learning rate of each member after the first; 0: optim.lr"),
     "self_play_frac": Field(0.35, number(0, 1), "Fraction of the games of a league's main policy against itself"),
 }

@@ -171,6 +171,14 @@ def _population(c: ConfigDict) -> Iterator[str]:
         )
     if c.opponents.to_dict() != run_fields.group("opponents").to_dict():
         yield "config.opponents has changed fields, but must have its defaults: a population sets them for each member"
+    known = (
+        c.rollout.completion == "constrained" and c.env.context == "turn" and set(c.agents.values()) <= {*c.policies}
+    )
+    if c.population.meta_solver == "least_exploitable" and not (game.n_deals and known):
+        yield (
+            "config.population.meta_solver is 'least_exploitable', but must be 'nash' unless the game can be "
+            "enumerated (kuhn, leduc), completions are constrained, env.context is 'turn' and all seats have policies"
+        )
     if c.distributed.enabled:
         yield "config.distributed.enabled is True, but must be False for a population"
 

@@ -9,14 +9,14 @@ from marl_jax.web.charts import Series, chart, label, legend
 from marl_jax.web.markup import page, table, text
 
 FILE = "population.html"
-HEAD = ("member", "share of the equilibrium", "payoff against it", "exploitability")
+HEAD = ("member", "share of the mixture", "payoff against it", "exploitability")
 
 
 def markdown(history: Sequence[Mapping[str, Any]]) -> str:
     """Return the members with their shares, payoffs and exploitability, and the results of every round."""
     last = history[-1]
     lines = [HEAD, ["---"] * len(HEAD), *_rows(last)]
-    rounds = [("round", "exploitability of the equilibrium", "gain of new members", "gain of a best response")]
+    rounds = [("round", "exploitability of the mixture", "gain of new members", "gain of a best response")]
     rounds += [("---",) * 4, *map(_round, history)]
     tables = ("".join(f"| {' | '.join(line)} |\n" for line in lines) for lines in (lines, rounds))
     return "\n".join(tables)
@@ -26,7 +26,7 @@ def html(name: str, history: Sequence[Mapping[str, Any]]) -> str:
     """Return a page with the exploitability over the rounds, the members and their payoffs."""
     last, lines = history[-1], []
     if last["exploitability"] is not None:
-        series = [Series("equilibrium", *_curve(history))]
+        series = [Series("mixture", *_curve(history))]
         series += [Series(f"newest {kind}", *_curve(history, kind)) for kind in _kinds(last["names"])]
         lines += ["<h2>Exploitability</h2>", legend([one.name for one in series]), chart(series, axis="round")]
     lines += ["<h2>Members</h2>", table(HEAD, [[text(cell) for cell in row] for row in _rows(last)])]
@@ -63,7 +63,7 @@ def _kinds(names: Sequence[str]) -> list[str]:
 
 
 def _curve(history: Sequence[Mapping[str, Any]], kind: str = "") -> tuple[list[int], list[float]]:
-    """Return rounds and exploitability of the equilibrium, or of the newest member of a kind."""
+    """Return rounds and exploitability of the mixture, or of the newest member of a kind."""
     steps, values = [], []
     for record in history:
         chosen = [i for i, name in enumerate(record["names"]) if name.rpartition("-")[0] == kind]

@@ -71,6 +71,28 @@ def test_exact_responses_end_in_an_equilibrium_of_kuhn(kuhn):
         assert exact.expected_returns(kuhn, r.mixture)[0] == pytest.approx(r.value, abs=1e-9)
 
 
+def test_the_least_exploitable_mixture_never_rises_and_ends_in_an_equilibrium(kuhn):
+    respond = functools.partial(psro.exact_response, kuhn)
+    rounds = list(psro.psro(kuhn, respond, rounds=15, meta_solver="least_exploitable"))
+    nash_convs = np.array([r.nash_conv for r in rounds])
+    assert nash_convs[0] == pytest.approx(2 * 0.458333, abs=1e-5) and nash_convs[-1] < 1e-8
+    assert np.diff(nash_convs).max() < 0, "every response to the adversary helps"
+    assert rounds[-1].value == pytest.approx(-1 / 18, abs=1e-8)
+    nash = list(psro.psro(kuhn, respond, rounds=4))
+    assert nash_convs[3] < nash[3].nash_conv, "both have four policies"
+
+
+def test_no_other_mixture_is_less_exploitable(kuhn):
+    rng = np.random.default_rng(0)
+    policies = rng.random((3, *kuhn.legal.shape)) ** 4 * kuhn.legal
+    policies /= policies.sum(-1, keepdims=True)
+    solved = psro.least_exploitable(kuhn, list(policies), 1e-6)
+    for shares in [solved.shares, *rng.dirichlet(np.ones(3) / 2, 50)]:
+        mixture = exact.mixture(kuhn, policies, np.stack([shares, shares]))
+        assert exact.nash_conv(kuhn, mixture) >= solved.nash_conv - 1e-6
+        assert psro._gain(kuhn, solved.adversary, mixture) >= solved.nash_conv - 1e-6  # whatever the shares
+
+
 def test_a_weak_response_is_measured_against_the_exact_one(kuhn):
     first, second = psro.psro(kuhn, lambda mixture: mixture, rounds=2)
     assert second.response_gap == pytest.approx(first.nash_conv) and second.nash_conv == pytest.approx(first.nash_conv)

@@ -13,7 +13,7 @@ from envs.games.registry import make
 from marl_jax import setup as setups
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.evaluation.exact_play import ExactPlay
-from marl_jax.evaluation.population import Standings
+from marl_jax.evaluation.population import Population, Standings
 from marl_jax.modes import population, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
@@ -105,6 +105,17 @@ def test_the_pool_has_the_policies_of_the_members_and_is_saved(psro, newest):
     assert not setup.rollout.changes_after(25)
 
 
+def test_the_least_exploitable_mixture_is_below_every_member_and_the_equilibrium(psro):
+    folders = sorted((psro / "members").iterdir())
+    setup = setups.make(saved.read(folders[0]), workdir=folders[0])
+    members = Population(setup, "least_exploitable")
+    for folder in folders:
+        members.add(folder)
+    standings = members.standings()
+    assert standings.exploitability <= min(*standings.of_members, results(psro)[-1]["exploitability"]) + 1e-4
+    assert standings.shares.sum() == pytest.approx(1)
+
+
 @pytest.mark.nightly
 def test_members_that_share_programs_are_ordinary_runs(newest, tmp_path):
     train.train(saved.read(newest), tmp_path / "alone")
@@ -144,7 +155,9 @@ def test_members_of_a_league():
     assert (exploiter.start, dict(exploiter.opponents)) == ("main-00", {"main-01": 1.0})
     assert population.league_exploiter(2, standings, config).prioritized
     settings = population.member_config(config, main, 2, population.Path("members"))
-    assert settings.opponents.pool_size == 7 and settings.seed == 2
+    assert settings.opponents.pool_size == 7 and settings.seed == 2 and settings.optim.lr == config.optim.lr
+    config.population.lr = 1e-4
+    assert population.member_config(config, main, 2, population.Path("members")).optim.lr == 1e-4
 
 
 @pytest.mark.quick
@@ -152,6 +165,14 @@ def test_members_of_a_league():
     ("changes", "message"),
     [
         ({"env.name": "hanabi"}, "must be '' except for competitive games for two"),
+        (
+            {"population.meta_solver": "least_exploitable", "env.name": "tic_tac_toe"},
+            "must be 'nash' unless the game can",
+        ),
+        (
+            {"population.meta_solver": "least_exploitable", "rollout.completion": "free"},
+            "must be 'nash' unless the game",
+        ),
         ({"opponents.pool_size": 3, "opponents.self_play_frac": 0.5}, "a population sets them for each member"),
         ({"population.method": "", "opponents.members": ("no/such",)}, "must have folders of existing runs"),
         ({"population.method": "", "opponents.shares": (0.5,)}, "must have one for each run in members"),
