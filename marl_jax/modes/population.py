@@ -196,7 +196,6 @@ def member_config(config: ConfigDict, member: Member, number: int, folder: Path)
     rounds, makers = config.population.rounds, METHODS[config.population.method][0]
     changed = founder_config(config, member.name).unlock()
     changed.first_stage, changed.steps, changed.seed = {}, config.population.steps, config.seed + number
-    changed.optim.lr = config.population.lr or config.optim.lr
     changed.optim.warmup = min(config.optim.warmup, changed.steps - 1)
     for model in (changed.model, *(policy.model for policy in changed.policies.values() if policy.get("model"))):
         model.init_from = str(folder.absolute() / member.start)

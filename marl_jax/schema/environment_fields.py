@@ -165,6 +165,5 @@ POPULATION = {  # a run that trains one member after the other, see docs/populat
     ),
     "rounds": Field(8, integer(1, 1000), "Number of rounds after the first member"),
     "steps": Field(60, integer(1), "Number of training steps of each member after the first"),
-    "lr": Field(0.0, number(0), "Learning rate of each member after the first; 0: optim.lr"),
     "self_play_frac": Field(0.35, number(0, 1), "Fraction of the games of a league's main policy against itself"),
 }
