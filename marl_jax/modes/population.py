@@ -185,7 +185,8 @@ def founder_config(config: ConfigDict, name: str) -> ConfigDict:
 def member_config(config: ConfigDict, member: Member, number: int, folder: Path) -> ConfigDict:
     """Return the config of a member that is trained against others.
 
-    It starts from a trained policy, so its entropy bonus does not fall again, and a response has no magnet.
+    It starts from a trained policy, so its entropy bonus starts where that of the first member ended. A response has no
+    magnet, and its bonus falls to zero, because a best response need not be mixed.
 
     Args:
         config: Config of the population.
@@ -209,9 +210,10 @@ def member_config(config: ConfigDict, member: Member, number: int, folder: Path)
         )
     )
     algo = changed.algo
+    responds = not member.self_play_frac
     if "entropy_ratio" in algo:
-        algo.entropy_coef, algo.entropy_ratio = algo.entropy_coef * algo.entropy_ratio, 1.0
-    if "magnet_coef" in algo and not member.self_play_frac:
+        algo.entropy_coef, algo.entropy_ratio = algo.entropy_coef * algo.entropy_ratio, 0.0 if responds else 1.0
+    if "magnet_coef" in algo and responds:
         algo.magnet_coef = 0.0
     return changed.lock()
 
