@@ -51,7 +51,7 @@ def poker(
     config.env = defaults.environment(name, **params)
     config.algo = _algorithm(form)
     if form in POPULATIONS:
-        config.population.update(dict(method=form, meta_solver="least_exploitable"))
+        config.population.update(dict(method=form, meta_solver="least_exploitable", steps=120))
     config.reward.agent = chips
     config.rollout.update(dict(num_envs=256, unroll_length=turns))
     config.optim.update(dict(lr=2e-3, warmup=2))

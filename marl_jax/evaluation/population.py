@@ -25,14 +25,18 @@ class Standings(NamedTuple):
         names: Names of the members.
         payoffs: float64 [K, K]. Expected return of row against column, averaged over the seats.
         shares: float64 [K]. Probability of each member in the mixture, which draws one for each game.
+        opponents: float64 [K]. Share of each member among the opponents of the next response.
         exploitability: Exploitability of the mixture; None if it cannot be computed exactly.
+        best_gain: Exploitability of the opponents; None if it cannot be computed exactly.
         of_members: Exploitability of each member; None if it cannot be computed exactly.
     """
 
     names: tuple[str, ...]
     payoffs: np.ndarray
     shares: np.ndarray
+    opponents: np.ndarray
     exploitability: float | None = None
+    best_gain: float | None = None
     of_members: tuple[float, ...] | None = None
 
 
@@ -71,19 +75,28 @@ class Population:
                 self._payoffs = with_newest(self._exact.tree, self._payoffs, self._policies)
 
     def standings(self) -> Standings:
-        """Return the payoffs and the mixture of the members."""
+        """Return the payoffs, the mixture of the members, and the opponents of the next response.
+
+        The opponents are the mixture in equilibrium. The least exploitable mixture may have no use for a response, and
+        the next one would answer the same mixture again. So its opponents are half this mixture, half the equilibrium.
+        """
         payoffs = (self._payoffs - self._payoffs.T) / 2  # the exact ones are those of seat 0
-        names = tuple(self.names)
+        names, shares = tuple(self.names), nash_average(payoffs)[0]
         if self._exact is None:
-            return Standings(names, payoffs, nash_average(payoffs)[0])
-        tree = self._exact.tree
+            return Standings(names, payoffs, shares, shares)
+        opponents = shares
         if self._meta_solver == "least_exploitable":
-            shares = least_exploitable(tree, self._policies).shares
-        else:
-            shares = nash_average(payoffs)[0]
-        mixture = exact.mixture(tree, np.stack(self._policies), np.stack([shares, shares]))
-        of_members = tuple(exact.exploitability(tree, policy) for policy in self._policies)
-        return Standings(names, payoffs, shares, exact.exploitability(tree, mixture), of_members)
+            shares = least_exploitable(self._exact.tree, self._policies).shares
+            opponents = (shares + opponents) / 2
+        of_members = tuple(exact.exploitability(self._exact.tree, policy) for policy in self._policies)
+        mixed, answered = self._exploitability(shares), self._exploitability(opponents)
+        return Standings(names, payoffs, shares, opponents, mixed, answered, of_members)
+
+    def _exploitability(self, shares: np.ndarray) -> float:
+        """Return the exploitability of a mixture of the members."""
+        assert self._exact is not None
+        mixture = exact.mixture(self._exact.tree, np.stack(self._policies), np.stack([shares, shares]))
+        return exact.exploitability(self._exact.tree, mixture)
 
     def _with_newest(self) -> np.ndarray:
         """Return the payoffs [K, K], given those of all members but the newest."""

@@ -134,10 +134,10 @@ def _train(
 
 
 def response(number: int, standings: Standings, config: ConfigDict) -> Member:
-    """Respond to the mixture of all members, from the weights of the first one."""
+    """Respond to a mixture of all members, from the weights of the first one."""
     opponents = {
         name: float(share)
-        for name, share in zip(standings.names, standings.shares, strict=True)
+        for name, share in zip(standings.names, standings.opponents, strict=True)
         if share >= LEAST_SHARE
     }
     return Member(f"response-{number:02}", standings.names[0], opponents)
@@ -236,9 +236,9 @@ def _record(
     }
     if before is not None:
         n = len(before.names)
-        gains = standings.payoffs[n:, :n] @ before.shares
+        gains = standings.payoffs[n:, :n] @ before.opponents
         record["gain"] = dict(zip(standings.names[n:], gains.tolist(), strict=True))
-        record["best_gain"] = before.exploitability
+        record["best_gain"] = before.best_gain
     return record
 
 

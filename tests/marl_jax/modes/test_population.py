@@ -114,6 +114,12 @@ def test_the_least_exploitable_mixture_is_below_every_member_and_the_equilibrium
     standings = members.standings()
     assert standings.exploitability <= min(*standings.of_members, results(psro)[-1]["exploitability"]) + 1e-4
     assert standings.shares.sum() == pytest.approx(1)
+    equilibrium = nash_average(standings.payoffs)[0]
+    np.testing.assert_allclose(standings.opponents, (standings.shares + equilibrium) / 2)
+    tree, tables = exact.build(make("kuhn")), np.stack(members._policies)
+    mixture = exact.mixture(tree, tables, np.stack([standings.opponents] * 2))
+    assert standings.best_gain == pytest.approx(exact.exploitability(tree, mixture))
+    assert standings.best_gain >= standings.exploitability - 1e-4
 
 
 @pytest.mark.nightly
