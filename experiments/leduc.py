@@ -8,7 +8,7 @@ two busy CPU cores (docs/results.md).
 Suits have no effect and are not shown, which gives 288 information sets; `--config.env.params.suits=true` shows them,
 which gives 936. The forms are those of `experiments/kuhn.py`.
 
-    python launch.py --config=experiments/leduc.py:psro      # a population, see docs/populations.md
+    python launch.py --config=experiments/leduc.py:psro      # a population: 0.30 after four responses (docs/populations.md)
 """
 
 from configs import poker
