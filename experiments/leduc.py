@@ -6,9 +6,9 @@ One policy plays both seats. Expect an exploitability of 0.44 chips after 200 up
 two busy CPU cores (docs/results.md).
 
 Suits have no effect and are not shown, which gives 288 information sets; `--config.env.params.suits=true` shows them,
-which gives 936. The forms are those of `experiments/kuhn.py`.
+which gives 936. The forms are those of `experiments/kuhn.py`; populations are described in docs/populations.md.
 
-    python launch.py --config=experiments/leduc.py:psro      # a population: 0.30 after four responses (docs/populations.md)
+    python launch.py --config=experiments/leduc.py:psro   # a population: 0.30 after four responses
 """
 
 from configs import poker
