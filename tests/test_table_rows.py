@@ -291,7 +291,12 @@ def test_cooperative_page(tmp_path, capsys):
 def test_cooperative_table_from_end_to_end(tmp_path):
     """Every method is trained for two steps, and all of them play the same number of turns."""
     flags = ["--steps=2", "--seeds=1", "--config.rollout.num_envs=4", "--config.rollout.unroll_length=4"]
-    flags += ["--config.eval.games=4", "--config.eval.every=1", "--config.model.shape.n_layers=1"]
+    flags += [
+        "--config.eval.games=4",
+        "--config.eval.every=1",
+        "--config.model.shape.n_layers=1",
+        "--config.mesh.data=1",
+    ]
     assert runner.main(cooperative.TABLE, [f"--workdir={tmp_path}", *flags]) == 0
     text = (tmp_path / "cooperative.md").read_text()
     for name in cooperative.WORDS.values():

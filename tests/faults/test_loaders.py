@@ -66,7 +66,10 @@ def damaged_normalizer(at, text):
         (lambda f: changed(f / "tokenizer_config.json", eos_token=["x"]), "is damaged or malformed: TypeError"),
         (lambda f: changed(f / "tokenizer_config.json", added_tokens_decoder={"x": {}}), "is damaged or malformed"),
         (lambda f: changed(f / "tokenizer_config.json", chat_template=[{"name": "x"}]), "is damaged or malformed"),
-        (lambda f: (f / "tokenizer_config.json").write_text("[" * 100_000), "is damaged or malformed: RecursionError"),
+        (
+            lambda f: (f / "tokenizer_config.json").write_text("[" * 100_000),
+            "tokenizer_config.json is not JSON: maximum",
+        ),
         (
             lambda f: (f / "generation_config.json").write_text('{"eos_token_id": 2147483648}'),
             "must be one or several token ids",

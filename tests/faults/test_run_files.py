@@ -26,7 +26,11 @@ ROWS = {
     "events.jsonl": {"step": 1, "time": 5.0, "kind": "rejected", "message": "lost 4.1 nats"},
     "games.jsonl": json.loads(json.dumps({"step": 1, **dataclasses.asdict(GAME), "result": "draw"})),
 }
-MATCHES = {"step": 1, "names": ["a", "b"], "matrix": [[0.5, 1], [0, 0.5]], "elo": {"a": 1.0, "b": 2.0}}
+MATCHES = {
+    "step": 1, "names": ["a", "b"], "matrix": [[0.5, 1], [0, 0.5]], "elo": {"a": 1.0, "b": 2.0},
+    "elo_low": {"a": 0.0, "b": 1.0}, "elo_high": {"a": 2.0, "b": 3.0}, "nash_average": {"a": 0.0, "b": -0.5},
+    "nash_share": {"a": 1.0, "b": 0.0},
+}  # fmt: skip
 
 
 def write(folder, **changed):

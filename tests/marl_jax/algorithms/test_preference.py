@@ -226,6 +226,7 @@ def test_a_reward_model_is_evaluated_and_scores_like_a_verifier(rewarded, pair_f
 def test_online_pairs_train(name, sides, tmp_path):
     config = tiny_task.get_config("grpo")
     config.algo = getattr(algorithms, name)(pairs=sides, labels="difference")
+    config.algo.epochs = 1  # so that the first values are those before an update
     config.task.n_episodes = 8
     validate.check(config)
     train.train(config, tmp_path)
