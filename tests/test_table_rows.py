@@ -322,3 +322,8 @@ def test_a_table_of_real_runs_is_made_once(tmp_path, capsys):
     assert runner.main(poker.TABLE, command) == 0
     again = capsys.readouterr()
     assert again.out == first.out and "launch.py" not in again.err
+
+
+def test_a_chart_of_zeros_has_an_axis():
+    drawn = charts.curve_chart({"Score": [charts.Curve("VDN", (0, 32), (0.0, 0.0))]}, "steps")
+    assert drawn.count("<polyline") == 1 and ">1<" in drawn and ">32 steps<" in drawn

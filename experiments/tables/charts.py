@@ -98,7 +98,7 @@ def _panel(
     if not curves:
         return shapes
     last = max(max(curve.x) for curve in curves) or 1
-    top = max(max(curve.y) for curve in curves)
+    top = max(max(curve.y) for curve in curves) or 1  # all values may be 0
     step = next(s for power in range(-2, 9) for s in (10.0**power, 2 * 10.0**power, 5 * 10.0**power) if top / s <= 6)
     top = step * -(-top // step)
 
