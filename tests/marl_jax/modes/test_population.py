@@ -152,7 +152,8 @@ def test_a_league_has_a_main_policy_and_two_exploiters(tmp_path):
 
 @pytest.mark.quick
 def test_members_of_a_league():
-    standings = Standings(("main-00", "main-01", "main_exploiter-01"), np.zeros((3, 3)), np.ones(3) / 3)
+    shares = np.ones(3) / 3
+    standings = Standings(("main-00", "main-01", "main_exploiter-01"), np.zeros((3, 3)), shares, shares)
     config = config_of("league")
     main = population.main_policy(2, standings, config)
     assert (main.name, main.start, main.prioritized, main.self_play_frac) == ("main-02", "main-01", True, 0.35)
