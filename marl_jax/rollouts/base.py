@@ -74,6 +74,35 @@ class JittedRollout(Rollout, Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class WrappedRollout:
+    """Base class of rollouts that change the games of another one.
+
+    Their state holds the state of the wrapped rollout as `inner`.
+
+    Attributes:
+        rollout: The wrapped rollout.
+    """
+
+    rollout: Any
+
+    def after_update(self, state: Any, params: dict[str, dict], step: Any) -> Any:
+        """Update the state of the wrapped rollout."""
+        return dataclasses.replace(state, inner=self.rollout.after_update(state.inner, params, step))
+
+    def changes_after(self, step: int) -> bool:
+        """Return whether the wrapped rollout changes its state after this step."""
+        return self.rollout.changes_after(step)
+
+    def checkpointed(self, step: int) -> None:
+        """Pass the call to the wrapped rollout."""
+        self.rollout.checkpointed(step)
+
+    def close(self) -> None:
+        """Close the wrapped rollout."""
+        self.rollout.close()
+
+
 @dataclasses.dataclass(frozen=True)
 class GameParts:
     """Parts of a run that the rollout of a game is built from.

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol, cast
 import jax
 import jax.numpy as jnp
 
+from marl_jax.rollouts.base import WrappedRollout
 from marl_jax.rollouts.conversations.turns import Finished
 from marl_jax.rollouts.games import GameRollout, GameRolloutState
 from marl_jax.samples import Samples
@@ -114,7 +115,7 @@ class LadderRule:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Curriculum:
+class Curriculum(WrappedRollout):
     """A rollout on the levels of the current grade."""
 
     rollout: GameRollout
@@ -139,22 +140,6 @@ class Curriculum:
     def shardings(self, state: CurriculumState, rows: Callable, like_params: Callable) -> CurriculumState:
         """Return the shardings of a state; the curriculum is sharded by row."""
         return CurriculumState(self.rollout.shardings(state.inner, rows, like_params), rows(state.ladder))
-
-    def after_update(self, state: CurriculumState, params: dict, step) -> CurriculumState:
-        """Update the state of the wrapped rollout."""
-        return dataclasses.replace(state, inner=self.rollout.after_update(state.inner, params, step))
-
-    def changes_after(self, step: int) -> bool:
-        """Return whether the wrapped rollout changes its state after this step."""
-        return self.rollout.changes_after(step)
-
-    def checkpointed(self, step: int) -> None:
-        """Pass the call to the wrapped rollout."""
-        self.rollout.checkpointed(step)
-
-    def close(self) -> None:
-        """Close the wrapped rollout."""
-        self.rollout.close()
 
     def _at(self, ladder: Ladder) -> GameRollout:
         game = cast(LeveledGame, self.rollout.game)

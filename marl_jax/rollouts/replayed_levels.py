@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax.rollouts.base import WrappedRollout
 from marl_jax.rollouts.games import GameRollout, GameRolloutState
 from marl_jax.rollouts.level_replay import EditableGame, LevelBuffer, LevelReplay
 from marl_jax.samples import Samples
@@ -25,7 +26,7 @@ class ReplayedState:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ReplayedLevels:
+class ReplayedLevels(WrappedRollout):
     """A rollout on the levels of a buffer.
 
     Attributes:
@@ -78,22 +79,6 @@ class ReplayedLevels:
     def shardings(self, state: ReplayedState, rows: Callable, like_params: Callable) -> ReplayedState:
         """Return the shardings of a state; the buffer is replicated."""
         return ReplayedState(self.rollout.shardings(state.inner, rows, like_params), like_params(state.buffer))
-
-    def after_update(self, state: ReplayedState, params: dict, step) -> ReplayedState:
-        """Update the state of the wrapped rollout."""
-        return dataclasses.replace(state, inner=self.rollout.after_update(state.inner, params, step))
-
-    def changes_after(self, step: int) -> bool:
-        """Return whether the wrapped rollout changes its state after this step."""
-        return self.rollout.changes_after(step)
-
-    def checkpointed(self, step: int) -> None:
-        """Pass the call to the wrapped rollout."""
-        self.rollout.checkpointed(step)
-
-    def close(self) -> None:
-        """Close the wrapped rollout."""
-        self.rollout.close()
 
     @property
     def puzzle(self) -> EditableGame:
