@@ -4,29 +4,27 @@
 #   QWEN_15B=FILE.gguf scripts/gpu_teams.sh [TASK:ROW …]
 #
 # QWEN_15B is Qwen2.5-Coder-1.5B-Instruct; without it the weights are downloaded. A row is a form of
-# experiments/{hidden_profile,half_blind,planning_team}.py. TASK:ROW:GAME sets the game of the planning team, and
-# TASK:ROW:GAME:STEPS also the number of updates; the default rows are listed below. Every row trains the seeds SEEDS
-# (default: 0,1,2) one after the other in one process, with shared compiled programs, and tests 512 held-out examples before
-# training, every EVERY updates and at the end. JOBS rows share the card (default: 3). Results are written to $OUT (default:
-# runs/gpu_teams), the tables to $OUT/tables. The same command continues where it was stopped; after LIMIT seconds all runs
-# save and stop.
+# experiments/{hidden_profile,half_blind,planning_team}.py. TASK:ROW:GAME sets the game of the planning team,
+# TASK:ROW:GAME:STEPS also the number of updates, and TASK:ROW:GAME:STEPS:SEEDS the seeds; the default rows are listed
+# below. Every row trains the seeds SEEDS (default: 0,1,2) one after the other in one process, with shared compiled programs,
+# and tests 512 held-out examples before training, every EVERY updates and at the end. JOBS rows share the card (default: 3).
+# Results are written to $OUT (default: runs/gpu_teams), the tables to $OUT/tables. The same command continues where it was
+# stopped; after LIMIT seconds all runs save and stop.
 source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
 export out model=qwen2.5-coder-1.5b jobs=${JOBS:-3} end=$(($(date +%s) + ${LIMIT:-86400}))
 export seeds=${SEEDS:-0,1,2}
 
 # shellcheck disable=SC2317,SC2329 # called by xargs
-row() { # row TASK:FORM[:GAME[:STEPS]]
-  local task form game steps folder flags remat=none  # short completions; activations fit without rematerialization
-  IFS=: read -r task form game steps <<<"$1"
-  folder=$out/${1//:/_}
+row() { # row TASK:FORM[:GAME[:STEPS[:SEEDS]]]
+  local task form game steps own_seeds folder flags parts=16
+  IFS=: read -r task form game steps own_seeds <<<"$1"
+  folder=$out/${1//[:,]/_}
   case $task in
-    half_blind)
-      remat=full # programs are long
-      flags=(--config.steps="${steps:-30}" --config.eval.every="${EVERY:-10}" --config.stop_when="success>=0.98")
+    half_blind | hidden_profile)
+      flags=(--config.steps="${steps:-20}" --config.eval.every="${EVERY:-10}" --config.stop_when="success>=0.98")
       ;;
-    hidden_profile) flags=(--config.steps="${steps:-20}" --config.eval.every="${EVERY:-10}") ;;
     planning_team)
-      remat=full
+      parts=32
       flags=(--config.steps="${steps:-60}" --config.eval.every="${EVERY:-5}" --config.task.params.game="${game:-plan_path}")
       case $form in
         at_grpo*) flags+=(--config.stop_when="task/plan_rate>=0.98") ;;
@@ -40,9 +38,9 @@ row() { # row TASK:FORM[:GAME[:STEPS]]
   echo "== $1 ($left s left)"
   XLA_PYTHON_CLIENT_MEM_FRACTION=${MEM_FRACTION:-$(awk "BEGIN {print 0.9 / $jobs}")} \
     timeout --preserve-status --signal=TERM --kill-after=60 "$left" \
-    python launch.py --config="experiments/$task.py:$form+$model" --workdir="$folder" --seeds="$seeds" "${flags[@]}" \
+    python launch.py --config="experiments/$task.py:$form+$model" --workdir="$folder" --seeds="${own_seeds:-$seeds}" "${flags[@]}" \
     --config.eval.test=always --config.checkpoint.every=1000 --config.checkpoint.best_metric= \
-    --config.algo.grad_accum_steps="${ACCUM:-32}" --config.model.remat="${REMAT:-$remat}" \
+    --config.algo.grad_accum_steps="${ACCUM:-$parts}" --config.model.remat="${REMAT:-full}" \
     ${QWEN_15B:+--config.model.weights="$QWEN_15B"} >"$folder.log" 2>&1 || { echo "failed: $1"; tail -5 "$folder.log"; }
 }
 export -f row

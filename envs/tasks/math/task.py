@@ -35,8 +35,6 @@ FORMS = ("single", "roles")
 ANSWERS = (*extract.FORMS, "program")
 MAX_TURNS = 4
 SANDBOXES = ("auto", "process")
-START_LIMIT = 30.0
-"""Extra seconds beyond a program's limit, for starting a sandbox."""
 
 Found = dict[str, Any]
 """The verdict on a completion: right, answer and reason; for a program also `ran`, `program` and `result`."""
@@ -231,12 +229,8 @@ class _Judge:
             return {"right": False, "answer": None, "reason": f"verifier: {error}"}
 
     async def _run(self, k: int, program: str) -> dict[str, Any]:
-        sandbox, wall = shared_sandbox(self._task.sandbox).settings, self._task.wall
-        limit, name = wall + START_LIMIT, f"program_{k}"
-        try:
-            return await self._ask.verify(tool.run_program, sandbox, program, wall, limit=limit, name=name)
-        except CallTimeout:
-            return {"status": "limit", "stdout": "", "stderr": "", "limit": "wall"}
+        settings = shared_sandbox(self._task.sandbox).settings
+        return await tool.result_of(self._ask, settings, program, self._task.wall, f"program_{k}")
 
     def _count(self, error: Exception) -> None:
         if isinstance(error, CallTimeout):

@@ -10,12 +10,15 @@ from envs.tasks.math import symbolic
 from envs.tasks.math.normalize import clean
 from envs.tasks.math.reading import Scalar, Unreadable, read
 from envs.tasks.math.verifier import verify
-from envs.tasks.replies import Verdict
+from envs.tasks.replies import CallTimeout, Verdict
 from envs.tasks.sandbox import Limits, same_sandbox
+from envs.tasks.task import Ask
 
 MAX_PROGRAM = 20_000
 """Maximum length of a program in characters; a longer one is not run."""
 MAX_LINE = 300
+START_LIMIT = 30.0
+"""Extra seconds beyond a program's limit, for starting a sandbox."""
 ROUNDING = 1e-9
 """Relative tolerance for a printed decimal of ten digits or more, because programs compute with floats."""
 
@@ -39,6 +42,22 @@ def run_program(sandbox: Mapping, program: str, wall: float) -> dict[str, Any]:
         wall: Limit in seconds of wall-clock and CPU time.
     """
     return same_sandbox(sandbox).run_sync(program, limits=Limits(wall=wall, cpu=wall)).to_json()
+
+
+async def result_of(ask: Ask, sandbox: Mapping, program: str, wall: float, name: str) -> dict[str, Any]:
+    """Run a program as a call of an episode; one that does not end has the status "limit".
+
+    Args:
+        ask: The episode.
+        sandbox: Settings of the sandbox, see `Sandbox.settings`.
+        program: Source of the program.
+        wall: Limit in seconds of wall-clock and CPU time.
+        name: Name of the call, which must differ from those of concurrent calls.
+    """
+    try:
+        return await ask.verify(run_program, sandbox, program, wall, limit=wall + START_LIMIT, name=name)
+    except CallTimeout:
+        return {"status": "limit", "stdout": "", "stderr": "", "limit": "wall"}
 
 
 def printed_answer(stdout: str) -> str | None:

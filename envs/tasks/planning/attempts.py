@@ -10,12 +10,9 @@ from envs.tasks.math import tool
 from envs.tasks.planning import rules
 from envs.tasks.planning.actions import PRINTED, read_actions
 from envs.tasks.planning.levels import Level
-from envs.tasks.replies import CallTimeout
 from envs.tasks.sandbox import Sandbox
 from envs.tasks.task import Ask
 
-START_LIMIT = 30.0
-"""Extra seconds beyond a program's limit, for starting a sandbox."""
 NAME = "program.py"
 """Name of a program in its tracebacks."""
 PROGRAM_FAILURES = ("no_program", "not_run", "no_output")
@@ -77,10 +74,7 @@ async def attempt_by_program(
     if program is None:
         return Attempt("no_program", "there is no ```python block")
     source = with_variables(program, given)
-    try:
-        result = await ask.verify(tool.run_program, sandbox.settings, source, wall, limit=wall + START_LIMIT, name=name)
-    except CallTimeout:
-        result = {"status": "limit", "stdout": "", "stderr": "", "limit": "wall"}
+    result = await tool.result_of(ask, sandbox.settings, source, wall, name)
     result = {**result, "stderr": without_wrapper(result["stderr"])}
     if result["status"] != "ok":
         attempt = Attempt("not_run", f"the program ended with {result['limit'] or result['status']}")

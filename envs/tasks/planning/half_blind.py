@@ -3,7 +3,7 @@
 In the form "team" the scout writes a message of at most `message_limit` characters. The executor reads it and answers
 with a list of moves, which is played once by the game's rules. With `answer="moves"` the list ends its reply,
 `#### […]`. With `answer="program"` its reply has a ```python block that prints `**Actions List**: […]` and runs in the
-sandbox. The program has the executor's view of the grid in a variable, and nothing else of the level. With several
+sandbox. Nothing of the level is passed to the program, so it knows only what the executor writes into it. With several
 turns, the executor writes a message back before the scout writes again. In the form "executor" one agent acts with the
 executor's view, in the form "all" with the complete level. `half_view.best_plan` computes the best success in the form
 "executor".
@@ -165,8 +165,8 @@ class HalfBlind(Task):
         if self.answer == MOVES:
             attempt = checked(level, reply.text, FINAL)
         else:
-            given, sandbox = {"grid": self._view(level, EXECUTOR)}, shared_sandbox(self.sandbox)
-            attempt = await attempt_by_program(ask, level, reply.text, sandbox, self.wall, given, f"program_{name}")
+            sandbox = shared_sandbox(self.sandbox)
+            attempt = await attempt_by_program(ask, level, reply.text, sandbox, self.wall, {}, f"program_{name}")
         quality = 1.0 if attempt.solved else self.progress * attempt.progress
         reply.judge(attempt.solved, None if attempt.actions is None else show(attempt.actions), attempt.reason)
         reply.reward(team=quality, process=-self.penalty * (attempt.kind in UNPARSED))
@@ -192,15 +192,12 @@ class HalfBlind(Task):
         return [row if i in shown else HIDDEN * size for i, row in enumerate(level["grid"])]
 
     def _request(self, level: Level, seat: int, history: History, answers: bool) -> str:
-        rows, size, program = self._view(level, seat), len(level["grid"]), self.answer == PROGRAM
-        lines = [f"Row {i}: {row if program else ' '.join(row)}" for i, row in enumerate(rows, 1)]
+        if self.answer == PROGRAM:
+            return self._program_request(level, seat, history, answers)
+        rows, size = self._view(level, seat), len(level["grid"])
         hidden = f" You cannot see the cells marked '{HIDDEN}'." if HIDDEN in "".join(rows) else ""
-        text = f"{prompts.rules(level)}{hidden}\n\n" + "\n".join(lines) + "\n\n"
-        names = ("The scout", "The executor")
-        for messages in history:
-            text += "".join(quoted("You" if who == seat else names[who], said) for who, said in messages.items())
-        if answers and program:
-            return text + prompts.program_for_rows(size, HIDDEN if hidden else "")
+        lines = [f"Row {i}: {' '.join(row)}" for i, row in enumerate(rows, 1)]
+        text = f"{prompts.rules(level)}{hidden}\n\n" + "\n".join(lines) + f"\n\n{_said(seat, history)}"
         if answers:
             return (
                 f"{text}Find a way from S to G. Do not write code. Write exactly one line: the cells (row,column) of "
@@ -209,8 +206,30 @@ class HalfBlind(Task):
             )
         if seat == SCOUT:
             wanted = f"The executor sees only rows {upper(size) + 1} to {size}. Write it where G and the walls are"
-            if program:
-                wanted = f"The executor sees only rows {upper(size) + 1} to {size}. Copy for it the rows that you see"
         else:
             wanted = "Write the scout what you still need to know"
         return f"{text}{wanted}, in at most {self.message_limit} characters and without code."
+
+    def _program_request(self, level: Level, seat: int, history: History, answers: bool) -> str:
+        size = len(level["grid"])
+        rows = [(i, row) for i, row in enumerate(self._view(level, seat), 1) if HIDDEN not in row]
+        seen = f"You see {_rows(rows, size)}:\n" + "\n".join(f"Row {i}: {row}" for i, row in rows)
+        text = f"{prompts.rules(level)}\n\n{_said(seat, history)}{seen}\n\n"
+        if answers:
+            return text + prompts.program_with_rows(size)
+        if seat == SCOUT:
+            others = f"rows {upper(size) + 1} to {size}"
+            wanted = f"The executor sees only {others}. Copy {_rows(rows, size)} for it, exactly as above"
+        else:
+            wanted = "Write the scout what you still need to know"
+        return f"{text}{wanted}, in at most {self.message_limit} characters and without code."
+
+
+def _rows(rows: Sequence[tuple[int, str]], size: int) -> str:
+    return f"all {size} rows" if len(rows) == size else f"rows {rows[0][0]} to {rows[-1][0]}"
+
+
+def _said(seat: int, history: History) -> str:
+    names = ("The scout", "The executor")
+    said = [(who, text) for messages in history for who, text in messages.items()]
+    return "".join(quoted("You" if who == seat else names[who], text) for who, text in said)

@@ -16,6 +16,8 @@ TOOL = "You solve planning problems by writing Python programs."
 PLAN = "You solve planning problems and decide on the final plan."
 SHOWN = 400
 """Maximum number of characters of a list that are quoted, which is more than a solution has."""
+MOVES = "{'U': (-1, 0), 'D': (1, 0), 'L': (0, -1), 'R': (0, 1)}"
+"""Moves of Plan-Path with their steps."""
 
 _RULES = {
     "plan_path": (
@@ -82,23 +84,17 @@ def tool(level: Level, last: str) -> str:
     )
 
 
-def program_for_rows(size: int, hidden: str) -> str:
-    """Return the request for a Plan-Path program by an agent that may see half.
+def program_with_rows(size: int) -> str:
+    """Return the request for a Plan-Path program that contains the grid.
 
     Args:
         size: Side of the grid.
-        hidden: Mark of the cells that the agent does not see, or "" if it sees all.
     """
-    fill = ""
-    if hidden:
-        fill = (
-            f" First replace every row of '{hidden}' by what you know about it, for example "
-            f"`grid[0] = '{'.' * (size - 1)}#'`."
-        )
     return (
-        f"Write a Python program in one ```python block. {_DATA['plan_path'].format(n=size)}{fill} Then define a "
-        f"function `solve(grid)` that {_SOLVE['plan_path']}. End the program with the line\n"
-        f'print("{PRINTED}:", solve(grid))'
+        f"Write a Python program in one ```python block. It begins with the list `grid` of the rows 1 to {size} in "
+        f"this order, each a string of {size} characters, and with\nmoves = {MOVES}\nThen define a function "
+        f"`solve(grid)` that {_SOLVE['plan_path']}. Its inner loop is\nfor move, (dr, dc) in moves.items():\nEnd the "
+        f'program with the line\nprint("{PRINTED}:", solve(grid))'
     )
 
 

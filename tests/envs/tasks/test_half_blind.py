@@ -116,24 +116,25 @@ def test_a_program_plans_with_the_view_of_the_executor_and_what_it_was_told():
         seen[seat] = text = messages[-1]["content"]
         if seat == SCOUT:
             return "\n".join(re.findall(r"^Row [1-3]: .*$", text, re.M))
-        told = re.findall(r"^Row (\d): ([.#SG]+)$", text.partition("The scout wrote:")[2], re.M)
-        fill = [f"grid[{int(number) - 1}] = {row!r}" for number, row in told]
-        return "\n".join(["```python", *fill, *search, "```"])
+        rows = re.findall(r"^Row \d: ([.#SG]+)$", text, re.M)
+        return "\n".join(["```python", f"grid = {rows}", *search, "```"])
 
     task = HalfBlind(answer="program", sandbox="process", wall=10.0)
     outcome, ask = play(task, LEVEL, answer)
     assert (
         outcome.success and outcome.metrics["no_program"] == 0 and [r.rewards.team for *_, r in ask.replies] == [1, 1]
     )
-    assert "Row 3: .....\nRow 4: ?????" in seen[SCOUT] and "Copy for it the rows" in seen[SCOUT]
-    assert "Row 3: ?????\nRow 4: ##.#." in seen[EXECUTOR] and "replace every row of '?'" in seen[EXECUTOR]
-    shown = "```python\nprint(grid)\n```"
-    outcome, ask = play(task, LEVEL, lambda seat, *rest: "nothing" if seat == SCOUT else shown)
+    assert "Row 3: .....\n\nThe executor sees only rows 4 to 5. Copy rows 1 to 3" in seen[SCOUT]
+    assert "Row 3: .....\n\nYou see rows 4 to 5:\nRow 4: ##.#." in seen[EXECUTOR] and "?" not in seen[EXECUTOR]
+    outcome, ask = play(task, LEVEL, lambda seat, *_: "nothing" if seat == SCOUT else "```python\nprint(grid)\n```")
+    assert outcome.metrics["not_run"] == 1  # the program is given nothing of the level
+    shown = "```python\nprint('none')\n```"
+    outcome, ask = play(task, LEVEL, lambda seat, *_: "nothing" if seat == SCOUT else shown)
     assert outcome.metrics["no_list"] == 1 and ask.replies[1][2].rewards.process == -0.5
     assert play(task, LEVEL, lambda *_: "no program")[0].metrics["no_program"] == 1
     alone, complete = (HalfBlind(answer="program", form=form) for form in ("executor", "all"))
     requests = [one._request(LEVEL, EXECUTOR, (), True) for one in (alone, complete)]
-    assert "?????" in requests[0] and "?" not in requests[1]
+    assert "You see rows 4 to 5:\nRow 4" in requests[0] and "You see all 5 rows:\nRow 1" in requests[1]
 
 
 @pytest.mark.parametrize(
