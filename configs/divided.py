@@ -16,7 +16,9 @@ from configs import algorithms, defaults, reasoning, variants
 
 GROUP = 4
 ROOM, SMALL_ROOM = 480, 80
-"""Number of completions per step of a pretrained model, and of the embedded one."""
+"""Maximum number of completions per step of a pretrained model, and of the embedded one."""
+TEMPERATURE = 0.6
+"""Of a pretrained model in training. At 1, few of its programs run, so few groups have different rewards."""
 ADAPTER_LR = 2e-4
 TEAM, SEAT, ALL = "team", "seat", "all"
 FORMS = {
@@ -72,7 +74,8 @@ def divided(
         config.task.update(dict(max_num_seqs=512, max_length=max_length, time_limit=600.0))
         config.task.max_new_tokens = max_new_tokens
         config.algo.update(dict(grad_accum_steps=8, tis_clip=0.0))
-        if form != "at_grpo_per_role":
+        config.rollout.temperature = TEMPERATURE
+        if config.algo.name == "grpo":
             config.algo.pack = 4
     room = SMALL_ROOM if model is None else ROOM
     config.task.n_episodes = room // completions_of(config, completions)

@@ -11,7 +11,6 @@ from marl_jax.algorithms.common_config import (
     check_legal_coef,
     check_no_other_players,
     check_overlong,
-    check_packing,
     check_train_turns,
 )
 from marl_jax.algorithms.grpo_config import GroupSettings
@@ -39,7 +38,6 @@ def check(c: ConfigDict) -> Iterator[str]:
     yield from check_train_turns(c)
     yield from check_overlong(c)
     yield from check_legal_coef(c)
-    yield from check_packing(c)
     yield from check_no_other_players(c, "compares the learner with itself")
     if not c.task.name:
         if c.algo.team_term == "lookahead" and c.env.context == "history":

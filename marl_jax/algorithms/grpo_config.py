@@ -54,12 +54,13 @@ class GroupSettings(PolicyGradientSettings):
     refill: int = setting(
         0, integer(0), "Maximum number of extra rollouts per update to replace groups with equal rewards"
     )
-    pack: int = pack_setting()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GRPOSettings(GroupSettings):
     """Settings of GRPO."""
+
+    pack: int = pack_setting()
 
 
 def check(c: ConfigDict) -> Iterator[str]:

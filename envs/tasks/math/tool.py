@@ -45,7 +45,9 @@ def run_program(sandbox: Mapping, program: str, wall: float) -> dict[str, Any]:
 
 
 async def result_of(ask: Ask, sandbox: Mapping, program: str, wall: float, name: str) -> dict[str, Any]:
-    """Run a program as a call of an episode; one that does not end has the status "limit".
+    """Run a program as a call of an episode.
+
+    A program that does not end has the status "limit".
 
     Args:
         ask: The episode.

@@ -149,6 +149,7 @@ def test_the_fields_of_an_algorithm_are_those_of_its_settings(monkeypatch):
             "config.rollout.num_envs is 12, but must be a multiple of algo.",
         ),
         (dict(algo=algorithms.ppo(pack=2)), "config.algo.pack is 2 with rollout.completion 'constrained'"),
+        (dict(algo=algorithms.at_grpo(), algo__pack=2), "config.algo.pack is not a field of at_grpo"),
         (dict(env__context="histroy"), "config.env.context is 'histroy', but must be one of: turn, history"),
         (dict(env__history_turns=0), "config.env.history_turns is 0, but must be an integer from 1 to"),
         (dict(env__text="short"), "config.env.text is 'short', but must be one of: full, brief, compact"),
