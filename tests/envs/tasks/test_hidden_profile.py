@@ -173,6 +173,32 @@ def test_messages_are_rewarded_by_the_answers_of_their_readers():
     assert outcome.metrics["unshared_mentioned"] == 1 / 8 and outcome.metrics["lure"] == 0.75
 
 
+def test_programs_unite_what_a_seat_knows_and_has_read():
+    """The sandbox gives a program no facts, so one that reads none of the messages chooses the lure."""
+    seen = {}
+
+    def answer(seat, messages, k):
+        text = messages[-1]["content"]
+        if "Do not answer yet" in text:
+            return perfect(seat, messages, k)
+        seen[seat, "wrote:" in text] = text
+        facts = {option: sorted(w for o, w in facts_in(text) if o == option) for option in "ABC"}
+        return f"```python\nfacts = {facts}\nprint('{FINAL}', max(facts, key=lambda o: len(facts[o])))\n```"
+
+    task = HiddenProfile(options=3, answer="program", sandbox="process", wall=10.0)
+    outcome, ask = play(task.for_evaluation(), QUESTION, answer)
+    assert outcome.success == 1 and outcome.metrics["lure_before"] == 1 and "pooled" not in outcome.metrics
+    assert [reply.rewards.agent for *_, reply in ask.replies if reply.text.startswith("```")][-2:] == [1, 1]
+    assert "`own` and `ben`" in seen[0, True] and "You wrote" not in seen[0, True] and "cellar" not in seen[1, False]
+    for program, counted in (
+        ("none", "no_program"),
+        ("```python\n1 / 0\n```", "not_run"),
+        ("```python\n1\n```", "no_answer"),
+    ):
+        outcome, ask = play(task, QUESTION, lambda *_, program=program: program)
+        assert outcome.metrics[counted] == 1 and ask.replies[-1][2].rewards.process == -0.5
+
+
 def test_lists_that_combine_facts_earn_a_part_of_the_reward():
     def answer(seat, messages, k):
         if "Do not answer" in messages[-1]["content"]:
