@@ -225,7 +225,12 @@ def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing
     Returns:
         Log-probabilities and entropies [R, X'], the hidden states [R, X', D] that predict the tokens, and a function
             that maps [R, X'] back to samples [R·S, X].
+
+    Raises:
+        ValueError: If samples have branches or several conversations, whose layout packing would lose.
     """
+    if samples.branch is not None or samples.segment is not None:
+        raise ValueError("samples have branches or several conversations per row, but packed rows must have neither")
     adapters = policy.adapters(weights, jnp.zeros((len(rows.table),), jnp.int32))
     read = _reader(policy, weights["model"], adapters)
     n, slots = rows.starts.shape

@@ -99,6 +99,14 @@ def test_values_and_references_are_read_from_packed_rows_too(settings):
         assert np.abs(x[said]).max() > 1e-3
 
 
+def test_candidates_that_share_a_prompt_are_not_packed():
+    policy = tiny_play.policy(free=WIDTH, critic="none")
+    samples = tiny_samples.make(16, 12, WIDTH, kept=False)
+    samples = samples.replace(branch=jnp.zeros_like(samples.positions))
+    with pytest.raises(ValueError, match="have branches or several conversations per row"):
+        gradients(policy, samples, grad_accum_steps=2, pack=2)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
