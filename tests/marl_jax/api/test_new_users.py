@@ -77,7 +77,7 @@ def test_two_adapters_with_rewards_per_agent(tmp_path, measured):
     team = marl_jax.Run(tmp_path / "runs" / "team")
     assert set(team.config.policies) == {"solver", "checker"} and team.config.model.lora.rank == 16
     rewards = team.metrics[-1]
-    assert rewards["reward/agent_0"] != rewards["reward/agent_1"] and rewards["reward/team"] == 0
+    assert rewards["reward/solver"] != rewards["reward/checker"] and rewards["reward/team"] == 0
 
 
 def test_the_other_examples_of_the_page(tmp_path, measured):
