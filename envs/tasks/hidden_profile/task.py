@@ -287,16 +287,16 @@ def _program(others: Sequence[str]) -> str:
     Args:
         others: Names of the seats whose messages were read.
     """
-    names = ["`own`", *(f"`{name.lower()}`" for name in others)]
-    form = "{'A': {'red', 'old'}, 'B': {'big'}}"
+    form = "letter to its set of words, for example {'A': {'red', 'old'}, 'B': {'big'}}"
+    wanted = f"`facts`, the advantages: a dictionary from each {form}"
     if others:
-        first = f"{', '.join(names[:-1])} and {names[-1]}, the advantages from your list and from the messages"
-        first += f": dictionaries from each letter to its set of words, for example {form}. Then it unites the sets of "
-        first += "each letter in `facts`"
-    else:
-        first = f"`facts`, the advantages: a dictionary from each letter to its set of words, for example {form}"
+        *names, last = ["`own`", *(f"`{name.lower()}`" for name in others)]
+        wanted = (
+            f"{', '.join(names)} and {last}, the advantages from your list and from the messages: dictionaries from "
+            f"each {form}. Then it unites the sets of each letter in `facts`"
+        )
     return (
-        f"Write a Python program in one ```python block. First it defines {first}. It ends with the line\n"
+        f"Write a Python program in one ```python block. First it defines {wanted}. It ends with the line\n"
         f'print("{FINAL}", max(facts, key=lambda letter: len(facts[letter])))'
     )
 
