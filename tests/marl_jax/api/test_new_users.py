@@ -134,7 +134,8 @@ def test_an_installed_clone_in_an_empty_folder(tmp_path, measured):
         pytest.skip(f"pip cannot build the package here: {pip.stderr[-300:]}")
     folder = tmp_path / "empty"
     (folder / "models").mkdir(parents=True)  # a folder of a common name does not hide the package of that name
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"XDG_CACHE_HOME": str(tmp_path / "c")}
+    own = ("PYTHONPATH", "JAX_COMPILATION_CACHE_DIR")  # of this run of the tests
+    environment = {k: v for k, v in os.environ.items() if k not in own} | {"XDG_CACHE_HOME": str(tmp_path / "c")}
     command = [tmp_path / "venv" / "bin" / "marl-jax", "--config=kuhn", "--config.steps=2", "--config.eval.every=0"]
     measured(" ".join(map(str, command)))
     done = subprocess.run(command, cwd=folder, env=environment | {"XLA_FLAGS": ROUGH}, capture_output=True, text=True)
