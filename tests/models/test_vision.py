@@ -214,7 +214,8 @@ def test_a_mesh_gives_the_results_of_one_device(name):
     with jax.set_mesh(mesh):
         shardings = param_shardings(mesh, model.axes(), model.abstract())
         split = [s for s in jax.tree.leaves(shardings["vision"]) if not s.is_fully_replicated]
-        assert len(split) > 20
+        # Biases of heads and hidden units are split by tensor parallelism only.
+        assert len(split) == {"all": 22, "fsdp": 16}[name]
         found = quick_jit(learn)(jax.device_put(params, shardings), patches, tokens)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert largest_difference(ours, theirs) <= 2e-5 * max(1.0, float(jnp.max(jnp.abs(theirs))))
