@@ -15,7 +15,7 @@
 VENV ?= .venv
 CONFIG ?= experiments/tic_tac_toe_selfplay.py
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 
 # The first interpreter that is new enough, unless one is set.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
