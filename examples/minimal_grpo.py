@@ -114,7 +114,7 @@ def train(steps: int, seed: int = 0, seconds: float = float("inf")) -> list[floa
     """Train for a number of steps or seconds; return the success of every step."""
     model = build(registry.get("tiny").config)
     policy = Policy(model, free_text((), max_new=1), critic="none", dtype=jnp.float32)
-    # When all groups are solved, only the entropy bonus is left, and Adam scales any gradient up. So the steps get smaller.
+    # The steps get smaller: once all groups are solved, only the entropy bonus is left, and Adam scales it up.
     schedule = optax.linear_schedule(1e-3, 0.0, steps)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
     key = jax.random.key(seed)
