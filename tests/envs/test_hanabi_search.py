@@ -124,7 +124,6 @@ def test_hidden_cards_do_not_matter_and_dealt_positions_are_possible():
             np.testing.assert_array_equal(np.sort(rest), np.sort(actual))
 
 
-@pytest.mark.quick
 def test_recorded_moves_are_those_of_the_searching_seat(tmp_path):
     _, _, (states, actions) = watched(SMALL, 12, 0)
     actions = np.asarray(actions)

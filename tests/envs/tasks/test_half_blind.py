@@ -263,7 +263,7 @@ def test_every_form_is_valid_and_has_the_same_budget(experiment, model):
 RUNS = [(hidden_profile, "at_grpo_shared"), (hidden_profile, "at_grpo_per_role"), (half_blind, "at_grpo_per_role")]
 
 
-@pytest.mark.parametrize(("experiment", "form"), nightly_cases(RUNS, *RUNS[1:]))
+@pytest.mark.parametrize(("experiment", "form"), nightly_cases(RUNS, *RUNS))
 def test_a_small_run_from_end_to_end(experiment, form, tmp_path, monkeypatch):
     """Let messages and answers of the byte model differ in their rewards, because it never answers."""
     from envs.tasks.hidden_profile import task as profiles

@@ -13,8 +13,6 @@ from marl_jax.rollouts.games import row_keys
 from marl_jax.rollouts.opponents import Opponents, Sections
 from tests.marl_jax import tiny_play
 
-pytestmark = pytest.mark.quick
-
 GAME = games.make("tic_tac_toe")
 
 
