@@ -18,7 +18,7 @@ GROUP = 4
 ROOM, SMALL_ROOM = 480, 80
 """Maximum number of completions per step of a pretrained model, and of the embedded one."""
 TEMPERATURE = 0.6
-"""Of a pretrained model in training. At 1, few of its programs run, so few groups have different rewards."""
+"""Sampling temperature of pretrained models in training. At 1 few of their programs run, so most rewards are equal."""
 ADAPTER_LR = 2e-4
 TEAM, SEAT, ALL = "team", "seat", "all"
 FORMS = {

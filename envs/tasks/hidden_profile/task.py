@@ -199,7 +199,7 @@ class HiddenProfile(Task):
         program = tool.program_of(text)
         if program is None:
             return Choice(None, "no_program", "there is no ```python block")
-        result = await tool.result_of(ask, shared_sandbox(self.sandbox).settings, program, self.wall, name)
+        result = await tool.run_in_episode(ask, shared_sandbox(self.sandbox).settings, program, self.wall, name)
         if result["status"] != "ok":
             return Choice(None, "not_run", f"the program ended with {result['limit'] or result['status']}")
         return read_choice(result["stdout"], question)

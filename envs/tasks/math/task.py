@@ -230,7 +230,7 @@ class _Judge:
 
     async def _run(self, k: int, program: str) -> dict[str, Any]:
         settings = shared_sandbox(self._task.sandbox).settings
-        return await tool.result_of(self._ask, settings, program, self._task.wall, f"program_{k}")
+        return await tool.run_in_episode(self._ask, settings, program, self._task.wall, f"program_{k}")
 
     def _count(self, error: Exception) -> None:
         if isinstance(error, CallTimeout):

@@ -44,7 +44,7 @@ def run_program(sandbox: Mapping, program: str, wall: float) -> dict[str, Any]:
     return same_sandbox(sandbox).run_sync(program, limits=Limits(wall=wall, cpu=wall)).to_json()
 
 
-async def result_of(ask: Ask, sandbox: Mapping, program: str, wall: float, name: str) -> dict[str, Any]:
+async def run_in_episode(ask: Ask, sandbox: Mapping, program: str, wall: float, name: str) -> dict[str, Any]:
     """Run a program as a call of an episode.
 
     A program that does not end has the status "limit".

@@ -74,7 +74,7 @@ async def attempt_by_program(
     if program is None:
         return Attempt("no_program", "there is no ```python block")
     source = with_variables(program, given)
-    result = await tool.result_of(ask, sandbox.settings, source, wall, name)
+    result = await tool.run_in_episode(ask, sandbox.settings, source, wall, name)
     result = {**result, "stderr": without_wrapper(result["stderr"])}
     if result["status"] != "ok":
         attempt = Attempt("not_run", f"the program ended with {result['limit'] or result['status']}")

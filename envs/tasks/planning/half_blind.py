@@ -231,5 +231,5 @@ def _rows(rows: Sequence[tuple[int, str]], size: int) -> str:
 
 def _said(seat: int, history: History) -> str:
     names = ("The scout", "The executor")
-    said = [(who, text) for messages in history for who, text in messages.items()]
-    return "".join(quoted("You" if who == seat else names[who], text) for who, text in said)
+    said = [(who, message) for messages in history for who, message in messages.items()]
+    return "".join(quoted("You" if who == seat else names[who], message) for who, message in said)
