@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks import fusion, start
+from benchmarks import fusion, serving, start
 from marl_jax.schema import flags, validate
 
 
@@ -22,6 +23,11 @@ def test_a_benchmark_can_be_imported(name):
 @pytest.mark.parametrize(("module", "path", "phase"), start.PHASES, ids=lambda x: x)
 def test_the_phases_of_a_start_are_functions(module, path, phase):
     assert callable(functools.reduce(getattr, path.split("."), importlib.import_module(module))), phase
+
+
+@pytest.mark.parametrize("prefix", [prefix for prefix in serving.CAUSES if prefix.startswith("marl_jax/")])
+def test_the_causes_of_serving_time_are_files(prefix):
+    assert any(Path(__file__).parents[1].glob(f"{prefix}*"))
 
 
 @pytest.mark.parametrize("case", ["selfplay", "imitation", "selfplay:smollm2", "imitation:smollm2"])
