@@ -15,6 +15,7 @@
 VENV ?= .venv
 CONFIG ?= experiments/tic_tac_toe_selfplay.py
 ARGS ?=
+# Tests wait for sandboxes and servers, so three processes keep two cores busy.
 WORKERS ?= 3
 
 # The first interpreter that is new enough, unless one is set.
