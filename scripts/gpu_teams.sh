@@ -9,7 +9,7 @@
 # below. Every row trains the seeds SEEDS (default: 0,1,2) one after the other in one process, with shared compiled programs,
 # and tests 512 held-out examples before training, every EVERY updates and at the end. JOBS rows share the card (default: 3).
 # Results are written to $OUT (default: runs/gpu_teams), the tables to $OUT/tables. The same command continues where it was
-# stopped; after LIMIT seconds all runs save and stop.
+# stopped; after LIMIT seconds all runs save and stop. FLAGS are added to every run.
 source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
 export out model=qwen2.5-coder-1.5b jobs=${JOBS:-3} end=$(($(date +%s) + ${LIMIT:-86400}))
 export seeds=${SEEDS:-0,1,2}
@@ -33,7 +33,8 @@ row() { # row TASK:FORM[:GAME[:STEPS[:SEEDS]]]
       ;;
     *) echo "unknown task $task; tasks: half_blind, hidden_profile, planning_team" >&2; return 2 ;;
   esac
-  local left=$((end - $(date +%s)))
+  local more left=$((end - $(date +%s)))
+  read -ra more <<<"${FLAGS:-}"
   [ "$left" -gt 30 ] || { echo "time is up before $1"; return 0; }
   echo "== $1 ($left s left)"
   XLA_PYTHON_CLIENT_MEM_FRACTION=${MEM_FRACTION:-$(awk "BEGIN {print 0.9 / $jobs}")} \
@@ -41,7 +42,7 @@ row() { # row TASK:FORM[:GAME[:STEPS[:SEEDS]]]
     python launch.py --config="experiments/$task.py:$form+$model" --workdir="$folder" --seeds="${own_seeds:-$seeds}" "${flags[@]}" \
     --config.eval.test=always --config.checkpoint.every=1000 --config.checkpoint.best_metric= \
     --config.algo.grad_accum_steps="${ACCUM:-$parts}" --config.model.remat="${REMAT:-full}" \
-    ${QWEN_15B:+--config.model.weights="$QWEN_15B"} >"$folder.log" 2>&1 || { echo "failed: $1"; tail -5 "$folder.log"; }
+    ${QWEN_15B:+--config.model.weights="$QWEN_15B"} "${more[@]}" >"$folder.log" 2>&1 || { echo "failed: $1"; tail -5 "$folder.log"; }
 }
 export -f row
 
