@@ -67,7 +67,7 @@ async def attempt_by_program(
         text: The completion.
         sandbox: Where to run the program.
         wall: Time limit in seconds.
-        given: Global variables of the program.
+        given: Variables of the program (`with_variables`).
         name: Name of the call, which must differ from those of concurrent calls.
     """
     program = tool.program_of(text)
@@ -86,9 +86,14 @@ async def attempt_by_program(
 
 
 def with_variables(program: str, given: Mapping[str, Any]) -> str:
-    """Return a program that runs `program` with global variables."""
-    names = {"__name__": "__main__", **given}
-    return f"exec(compile({program!r}, {NAME!r}, 'exec'), {names!r})"
+    """Return a program that runs `program` with variables.
+
+    They are global, and `program` can also import them: `from level import NAME`.
+    """
+    return (
+        f"import sys, types\ngiven = {dict(given)!r}\nsys.modules['level'] = types.SimpleNamespace(**given)\n"
+        f"exec(compile({program!r}, {NAME!r}, 'exec'), {{'__name__': '__main__', **given}})"
+    )
 
 
 def without_wrapper(trace: str) -> str:

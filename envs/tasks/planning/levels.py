@@ -77,18 +77,18 @@ def splits(
 def variables(level: Level) -> dict[str, Any]:
     """Return the variables that describe a level to a program.
 
-    Sokoban's symbols overlap (the player may stand on a goal), so its level is given as sets of cells.
+    Sokoban's symbols overlap (the player may stand on a goal), so its level is given as cells: `walls`, `player`, and
+    `box` and `goal` if there is one of each, otherwise the frozensets `boxes` and `goals`.
     """
     if level["game"] != "sokoban":
         return {"grid": level["grid"]}
     symbols = [((row, column), symbol) for row, line in enumerate(level["grid"]) for column, symbol in enumerate(line)]
     cells = {one: [cell for cell, symbol in symbols if symbol == one] for one in "#@+$*."}
-    return {
-        "walls": set(cells["#"]),
-        "player": (cells["@"] + cells["+"])[0],
-        "boxes": frozenset(cells["$"] + cells["*"]),
-        "goals": frozenset(cells["."] + cells["*"] + cells["+"]),
-    }
+    boxes, goals = cells["$"] + cells["*"], cells["."] + cells["*"] + cells["+"]
+    fixed = {"walls": set(cells["#"]), "player": (cells["@"] + cells["+"])[0]}
+    if len(boxes) == len(goals) == 1:
+        return fixed | {"box": boxes[0], "goal": goals[0]}
+    return fixed | {"boxes": frozenset(boxes), "goals": frozenset(goals)}
 
 
 def _rows(game: str, arrays: Mapping[str, np.ndarray], keys: list[bytes], name: str) -> list[Level]:

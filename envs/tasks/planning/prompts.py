@@ -17,7 +17,7 @@ PLAN = "You solve planning problems and decide on the final plan."
 SHOWN = 400
 """Maximum number of characters of a list that are quoted, which is more than a solution has."""
 MOVES = "{'U': (-1, 0), 'D': (1, 0), 'L': (0, -1), 'R': (0, 1)}"
-"""Moves of Plan-Path with their steps."""
+"""Moves of Plan-Path and Sokoban with their steps."""
 
 _RULES = {
     "plan_path": (
@@ -37,10 +37,6 @@ _RULES = {
 }
 _DATA = {
     "plan_path": "The variable `grid` is already defined: the list of its {n} rows, each a string.",
-    "sokoban": (
-        "Four variables are already defined, with cells as pairs (row, column): `walls`, the set of all wall cells, "
-        "`player`, a cell, and `boxes` and `goals`, frozensets of cells."
-    ),
     "sudoku": "The variable `grid` is already defined: the list of its {n} rows, each a list of digits.",
 }
 _SOLVE = {
@@ -48,12 +44,46 @@ _SOLVE = {
         "finds S and G, searches breadth-first for a shortest path around walls, and returns the moves as a list of "
         "letters, for example ['R', 'R', 'D']"
     ),
-    "sokoban": (
-        "searches breadth-first over the states (player, boxes), where a step into a box also moves this box one cell "
-        "in the same direction, until boxes == goals, and returns the moves as a list of letters, for example "
-        "['R', 'R', 'D']"
-    ),
     "sudoku": "fills the empty cells by backtracking and returns the complete grid as a list of lists",
+}
+_PUSHING = """Complete this Python program:
+```python
+from collections import deque
+from level import {names}
+
+moves = {moves}
+
+def solve({names}):
+    queue = deque([({state}, [])])
+    ...
+        {state}, path = queue.popleft()
+        ...
+        for move, (dr, dc) in moves.items():
+            new_player = (player[0] + dr, player[1] + dc)
+            {push}
+            ...
+
+print("{printed}:", solve({names}))
+```
+It imports `walls`, the set of all wall cells, {data}. A cell is a pair (row, column). The function searches \
+breadth-first over the states ({state}), visits each of them once, and returns the path, a list of letters, when \
+{done}. {legal}."""
+_ONE_BOX = {
+    "state": "player, box",
+    "push": "new_box = (box[0] + dr, box[1] + dc) if new_player == box else box",
+    "data": "and the cells `player`, `box` and `goal`",
+    "done": "box == goal",
+    "legal": "Neither the player nor the box may be in a wall",
+}
+_BOXES = {
+    "state": "player, boxes",
+    "push": "new_boxes = frozenset((box[0] + dr, box[1] + dc) if new_player == box else box for box in boxes)",
+    "data": "the cell `player`, and the frozensets of cells `boxes` and `goals`",
+    "done": "boxes <= goals",
+    "legal": (
+        "Neither the player nor a box may be in a wall, and no two boxes may be in the same cell: len(new_boxes) must "
+        "stay equal to len(boxes)"
+    ),
 }
 
 
@@ -76,11 +106,15 @@ def tool(level: Level, last: str) -> str:
         level: The level.
         last: Results of the last turn (`after_turn`), or "".
     """
-    game = level["game"]
-    data, call = _DATA[game].format(n=len(level["grid"])), f"solve({', '.join(variables(level))})"
+    given = variables(level)
+    names = ", ".join(given)
+    if level["game"] == "sokoban":
+        parts = _ONE_BOX if "box" in given else _BOXES
+        return f"{problem(level)}\n\n{last}" + _PUSHING.format(names=names, moves=MOVES, printed=PRINTED, **parts)
+    data, call = _DATA[level["game"]].format(n=len(level["grid"])), f"solve({names})"
     return (
         f"{problem(level)}\n\n{last}Write a Python program in one ```python block. {data} Define a function `{call}` "
-        f'that {_SOLVE[game]}. End the program with the line\nprint("{PRINTED}:", {call})'
+        f'that {_SOLVE[level["game"]]}. End the program with the line\nprint("{PRINTED}:", {call})'
     )
 
 

@@ -2,9 +2,9 @@
 
 A turn of the form "team" is sequential, as in PettingLLMs (AT-GRPO, arXiv 2510.11062). The tool agent writes one
 ```python block that prints `**Actions List**: […]`. The program runs in the sandbox, with the level in global
-variables. The plan agent reads the level, the program, its output and its list, and ends with `#### […]`. Only this
-list acts. In the form "tool", one agent writes the program, whose list acts. In the form "plan", one agent without a
-tool writes the list.
+variables, which it can also import from `level`. The plan agent reads the level, the program, its output and its list,
+and ends with `#### […]`. Only this list acts. In the form "tool", one agent writes the program, whose list acts. In the
+form "plan", one agent without a tool writes the list.
 
 The episode ends when the level is solved, or after the last turn. A list that does not solve the level has no lasting
 effect: the next turn begins from the same start and shows what happened. Each turn is a new conversation.

@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+import textwrap
 import types
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from envs.games.sokoban.rules import Sokoban
 from envs.games.sudoku.rules import Sudoku
 from envs.tasks.data import DataError
 from envs.tasks.math import tool
-from envs.tasks.planning import attempts, rules, task
+from envs.tasks.planning import attempts, prompts, rules, task
 from envs.tasks.planning.actions import FINAL, LONGEST, PRINTED, read_actions
 from envs.tasks.planning.attempts import KINDS, UNPARSED
 from envs.tasks.planning.levels import SIZES, splits, variables
@@ -41,6 +42,13 @@ PATH = {
 BOX = {
     "game": "sokoban", "grid": ["#####", "#@$.#", "#   #", "#####"], "budget": 12,
     "pushes": [[-1] * 5, [-1, -1, 1, 0, -1], [-1] * 5, [-1] * 5],
+}  # fmt: skip
+SIDE_BY_SIDE = {
+    "game": "sokoban", "grid": ["######", "#    #", "#@$$ #", "# .. #", "#    #", "######"], "budget": 32,
+    "pushes": [[1] * 6] * 6,
+}  # fmt: skip
+SPARE_GOAL = {
+    "game": "sokoban", "grid": ["######", "#@ $.#", "#   .#", "######"], "budget": 16, "pushes": [[1] * 6] * 4,
 }  # fmt: skip
 DIGITS = {
     "game": "sudoku", "grid": [[0, 2, 3, 4], [3, 4, 1, 2], [2, 1, 4, 3], [4, 3, 2, 0]], "budget": 16,
@@ -71,11 +79,12 @@ def stand_in(monkeypatch):
             return {"status": "limit", "stdout": "", "stderr": "", "limit": "wall"}
         printed = []
         program = program.replace("exec(compile(", "run(").replace(", 'program.py', 'exec'), ", ", ")
-        eval(program, {"run": lambda source, names: eval(source, {"print": printed.append})})
+        exec(program, {"run": lambda source, names: eval(source, {"print": printed.append})})
         return {"status": "ok", "stdout": "\n".join(printed), "stderr": "", "limit": None}
 
     monkeypatch.setattr(task, "shared_sandbox", lambda mode: types.SimpleNamespace(settings={}))
     monkeypatch.setattr(tool, "run_program", run)
+    monkeypatch.setitem(sys.modules, "level", None)  # programs set it
     return ran
 
 
@@ -446,26 +455,27 @@ def solve(grid):
 if __name__ == "__main__":
     print("**Actions List**:", solve(grid))
 """
-PUSH = """
-from collections import deque
-
-def solve(walls, player, boxes, goals):
-    queue, seen = deque([(player, boxes, [])]), {(player, boxes)}
-    while queue:
-        player, boxes, moves = queue.popleft()
-        if boxes == goals:
-            return moves
-        for move, (down, right) in {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}.items():
-            cell, further = ((player[0] + k * down, player[1] + k * right) for k in (1, 2))
-            moved = boxes - {cell} | {further} if cell in boxes else boxes
-            if cell in walls or cell in boxes and (further in walls or further in boxes):
-                continue
-            if (cell, moved) not in seen:
-                seen.add((cell, moved))
-                queue.append((cell, moved, [*moves, move]))
-
-print("**Actions List**:", solve(walls, player, boxes, goals))
-"""
+GAPS = {
+    1: (
+        "seen = {(player, box)}\nwhile queue:",
+        "if box == goal:\n    return path",
+        """if new_player in walls or new_box in walls or (new_player, new_box) in seen:
+    continue
+seen.add((new_player, new_box))
+queue.append((new_player, new_box, path + [move]))""",
+    ),
+    2: (
+        "seen = {(player, boxes)}\nwhile queue:",
+        "if boxes <= goals:\n    return path",
+        """if new_player in walls or new_boxes & walls or len(new_boxes) < len(boxes):
+    continue
+if (new_player, new_boxes) in seen:
+    continue
+seen.add((new_player, new_boxes))
+queue.append((new_player, new_boxes, path + [move]))""",
+    ),
+}
+"""Lines that complete the program in a Sokoban prompt, by number of boxes."""
 FILL = """
 import itertools
 cells = [(r, c) for r in range(4) for c in range(4) if not grid[r][c]]
@@ -488,6 +498,41 @@ print("**Actions List**:", grid)
 """
 
 
+def completed(level, lines):
+    """Fill the three gaps of the program in the prompt of a Sokoban level."""
+    program = tool.program_of(prompts.tool(level, ""))
+    assert program is not None
+    for indent, some in zip((4, 8, 12), lines, strict=True):
+        before, after = program.split(f"\n{' ' * indent}...\n")
+        program = f"{before}\n{textwrap.indent(some, ' ' * indent)}\n{after}"
+    return program
+
+
+@pytest.mark.parametrize("boxes", [1, 2])
+def test_a_program_that_completes_the_prompts_one_solves_sokoban(boxes, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "level", None)
+    levels = list(Planning(game="sokoban", boxes=boxes, **FEW).examples("test"))[:6]
+    levels += [SIDE_BY_SIDE, SPARE_GOAL] if boxes == 2 else [BOX]
+    for level in levels:
+        exec(attempts.with_variables(completed(level, GAPS[boxes]), variables(level)))
+        attempt = attempts.checked(level, capsys.readouterr().out, PRINTED)
+        assert attempt.solved, (level["grid"], attempt)
+
+
+@pytest.mark.parametrize("level", [BOX, SIDE_BY_SIDE, PATH, DIGITS], ids=["box", "boxes", "path", "digits"])
+def test_variables_are_global_and_can_be_imported(level, monkeypatch):
+    monkeypatch.setitem(sys.modules, "level", None)
+    given = variables(level)
+    names = ", ".join(given)
+    program = f"first = {names}\nfrom level import {names}\nassert first == ({names})\n"
+    program += "import level\nassert vars(level).items() <= globals().items() and __name__ == '__main__'"
+    exec(attempts.with_variables(program, given))
+    with pytest.raises(ImportError, match="answer"):
+        exec(attempts.with_variables("from level import answer", given))
+    with pytest.raises(ImportError, match=names.split(",")[0]):
+        exec(attempts.with_variables(f"from level import {names}", {}))
+
+
 def test_real_programs_in_the_sandbox(monkeypatch):
     """Programs are harmless, so they also run where there is no isolation."""
     try:
@@ -496,13 +541,16 @@ def test_real_programs_in_the_sandbox(monkeypatch):
         sandbox = Sandbox(workers=1, mode="process")
     monkeypatch.setattr(task, "shared_sandbox", lambda mode: sandbox)
     monkeypatch.setattr(tool, "same_sandbox", lambda settings: sandbox)
-    cases = [("plan_path", SEARCH, "solved"), ("sudoku", FILL, "solved"), ("sokoban", PUSH, "solved")]
-    cases += [("sokoban", "print(walls)", "no_list"), ("sudoku", "x = 1", "no_output")]
-    cases += [("sokoban", "while True: pass", "not_run")]
+    cases = [("plan_path", 1, SEARCH, "solved"), ("sudoku", 1, FILL, "solved")]
+    cases += [("sokoban", boxes, GAPS[boxes], "solved") for boxes in (1, 2)]
+    cases += [("sokoban", 1, "from level import boxes", "not_run"), ("sokoban", 1, "print(walls)", "no_list")]
+    cases += [("sudoku", 1, "x = 1", "no_output"), ("sokoban", 1, "while True: pass", "not_run")]
     with sandbox:
-        for game, program, kind in cases:
-            made = Planning(game=game, form="tool", turns=1, wall=1.0, **FEW)
-            outcome, ask = play(made, made.examples("test")[3], lambda *_, p=program: f"```python\n{p}\n```")
+        for game, boxes, program, kind in cases:
+            made = Planning(game=game, form="tool", turns=1, wall=1.0, boxes=boxes, **FEW)
+            level = made.examples("test")[3]
+            program = program if isinstance(program, str) else completed(level, program)
+            outcome, ask = play(made, level, lambda *_, p=program: f"```python\n{p}\n```")
             assert outcome.success == (kind == "solved"), ask.replies[0][2].verdict
             assert kind == "solved" or outcome.metrics[f"tool_{kind}"] == 1
 
@@ -520,7 +568,7 @@ def test_a_traceback_shows_the_program_and_not_how_it_was_run(program, error, tm
     assert attempts.without_wrapper("Killed") == "Killed"
 
 
-def test_a_program_sees_a_sokoban_level_as_sets_of_cells():
+def test_a_program_sees_a_sokoban_level_as_cells():
     level = {"game": "sokoban", "grid": ["#####", "#+$*#", "#####"]}
     assert variables(level) == {
         "walls": {(r, c) for r in range(3) for c in range(5)} - {(1, 1), (1, 2), (1, 3)},
@@ -528,7 +576,81 @@ def test_a_program_sees_a_sokoban_level_as_sets_of_cells():
         "boxes": {(1, 2), (1, 3)},
         "goals": {(1, 1), (1, 3)},
     }
+    one = {"game": "sokoban", "grid": ["####", "#+$#", "####"]}
+    assert variables(one) == {
+        "walls": {(r, c) for r in range(3) for c in range(4)} - {(1, 1), (1, 2)},
+        "player": (1, 1),
+        "box": (1, 2),
+        "goal": (1, 1),
+    }
+    spare = variables(SPARE_GOAL)
+    assert (spare["boxes"], spare["goals"]) == (frozenset({(1, 3)}), frozenset({(1, 4), (2, 4)}))
     assert variables(PATH) == {"grid": PATH["grid"]}
+
+
+PROGRAMS = {
+    "box": (BOX, """Complete this Python program:
+```python
+from collections import deque
+from level import walls, player, box, goal
+
+moves = {'U': (-1, 0), 'D': (1, 0), 'L': (0, -1), 'R': (0, 1)}
+
+def solve(walls, player, box, goal):
+    queue = deque([(player, box, [])])
+    ...
+        player, box, path = queue.popleft()
+        ...
+        for move, (dr, dc) in moves.items():
+            new_player = (player[0] + dr, player[1] + dc)
+            new_box = (box[0] + dr, box[1] + dc) if new_player == box else box
+            ...
+
+print("**Actions List**:", solve(walls, player, box, goal))
+```
+It imports `walls`, the set of all wall cells, and the cells `player`, `box` and `goal`. A cell is a pair (row, \
+column). The function searches breadth-first over the states (player, box), visits each of them once, and returns the \
+path, a list of letters, when box == goal. Neither the player nor the box may be in a wall."""),
+    "boxes": (SIDE_BY_SIDE, """Complete this Python program:
+```python
+from collections import deque
+from level import walls, player, boxes, goals
+
+moves = {'U': (-1, 0), 'D': (1, 0), 'L': (0, -1), 'R': (0, 1)}
+
+def solve(walls, player, boxes, goals):
+    queue = deque([(player, boxes, [])])
+    ...
+        player, boxes, path = queue.popleft()
+        ...
+        for move, (dr, dc) in moves.items():
+            new_player = (player[0] + dr, player[1] + dc)
+            new_boxes = frozenset((box[0] + dr, box[1] + dc) if new_player == box else box for box in boxes)
+            ...
+
+print("**Actions List**:", solve(walls, player, boxes, goals))
+```
+It imports `walls`, the set of all wall cells, the cell `player`, and the frozensets of cells `boxes` and `goals`. A \
+cell is a pair (row, column). The function searches breadth-first over the states (player, boxes), visits each of them \
+once, and returns the path, a list of letters, when boxes <= goals. Neither the player nor a box may be in a wall, and \
+no two boxes may be in the same cell: len(new_boxes) must stay equal to len(boxes)."""),
+    "path": (PATH, """Write a Python program in one ```python block. The variable `grid` is already defined: the list \
+of its 3 rows, each a string. Define a function `solve(grid)` that finds S and G, searches breadth-first for a \
+shortest path around walls, and returns the moves as a list of letters, for example ['R', 'R', 'D']. End the program \
+with the line
+print("**Actions List**:", solve(grid))"""),
+    "digits": (DIGITS, """Write a Python program in one ```python block. The variable `grid` is already defined: the \
+list of its 4 rows, each a list of digits. Define a function `solve(grid)` that fills the empty cells by backtracking \
+and returns the complete grid as a list of lists. End the program with the line
+print("**Actions List**:", solve(grid))"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("level", "text"), PROGRAMS.values(), ids=PROGRAMS)
+def test_the_request_for_a_program(level, text):
+    """Trained models depend on every character of it."""
+    assert prompts.tool(level, "") == f"{prompts.problem(level)}\n\n{text}"
+    assert prompts.tool(level, "It failed.\n\n") == f"{prompts.problem(level)}\n\nIt failed.\n\n{text}"
 
 
 # ---------------------------------------------------------------------------------------------------- the experiment
@@ -542,6 +664,8 @@ def test_every_form_is_valid_and_has_the_same_budget(model):
         validate.check(config)
         made = Planning(**config.task.params.to_dict())
         assert made.form == of_task
+        published_or_bytes = not model or form == "at_grpo_published"
+        assert config.rollout.temperature == (1.0 if published_or_bytes else forms.TEMPERATURE)
         if form not in forms.UNTRAINED:
             room.add(config.task.n_episodes * forms.answers_of(config))
     assert len(room) == 1
