@@ -387,8 +387,8 @@ def test_the_suite_lists_and_collects_all_tables(collected, capsys, monkeypatch)
     page, text = ((collected / f"out/tables.{end}").read_text() for end in ("html", "md"))
     assert "<td>one agent with the tool + GRPO</td>" in page and "<svg" in page and "poker: no results." in text
     made = json.loads((collected / "out/tables.json").read_text())
-    settings = re.search(r"^planning, version 2, settings (\w+):", listed, re.M)[1]
-    assert made == {"suite": suite.VERSION, "tables": {"planning": {"version": 2, "settings": settings}}}
+    settings = re.search(r"^planning, version 3, settings (\w+):", listed, re.M)[1]
+    assert made == {"suite": suite.VERSION, "tables": {"planning": {"version": 3, "settings": settings}}}
     with pytest.raises(SystemExit):
         suite.main(["--only=chess"])
     assert suite.main([*out, "--dry_run", "--only=poker", "--steps=2"]) == 0

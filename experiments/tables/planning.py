@@ -209,7 +209,7 @@ def _notes(session: Session, games: list[str]) -> Iterator[str]:
 GROUPS = {game: {row: about.words for row, about in ROWS.items()} for game in GAMES} | dict.fromkeys(
     team.GAMES, team.ROWS
 )
-TABLE = Table("planning", 2, __doc__, GROUPS, plan, page, add_flags, check)
+TABLE = Table("planning", 3, __doc__, GROUPS, plan, page, add_flags, check)
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))
