@@ -95,8 +95,11 @@ def test_parameters_of_the_game_may_be_new(started):
     [
         ([], "--config=experiments/NAME.py or the --workdir of an existing run is required"),
         (["--config=experiments/nope.py"], "no such Python file; experiments: "),
+        (["--config=~nobody7/mine.py"], "--config is '~nobody7/mine.py', but there is no such user"),
+        (["--workdir=~nobody7/mine"], "--workdir is '~nobody7/mine', but there is no such user"),
         (["--config=README.md"], "no such Python file; experiments: "),
         ([TIC_TAC_TOE, "--config.agents.all=3"], "--config.agents.all=3: there is no such field, or it has another"),
+        ([TIC_TAC_TOE, "--config.agents.seat_0=" + "a" * 5000], ", but must be bot:NAME or one of the policies in "),
         ([TIC_TAC_TOE, "--config.agents.seat_0=3"], "config.agents.seat_0 is 3, but must be the name of a policy"),
         ([TIC_TAC_TOE, "--config.env.params.x.y=3"], "--config.env.params.x.y=3: there is no such field"),
         ([TIC_TAC_TOE, "--config.model.shape.n_heads=0"], "config.model.shape: n_heads is 0, but must be "),

@@ -16,6 +16,7 @@ import ast
 import dataclasses
 import functools
 import importlib.util
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -99,6 +100,9 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     workdir, _ = take(argv, "workdir")
     if workdir is not None and (not workdir or workdir.startswith("--")):
         raise ConfigError([f"--workdir is {workdir!r}, but must be a folder"])
+    for flag, value in (("workdir", workdir), ("config", place)):
+        if value and any(part.startswith("~") and os.path.expanduser(part) == part for part in value.split(",")):
+            raise ConfigError([f"--{flag} is {value!r}, but there is no such user"])
     mode, _ = take(argv, "mode")
     alone = mode in ALONE and place is None and not (workdir and Path(workdir, "config.json").expanduser().exists())
     if place is None and workdir is None and not alone:

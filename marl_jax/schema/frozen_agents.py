@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.agents.seating import BOT
 from marl_jax.schema import run_fields, saved
+from marl_jax.schema.combinations import exists
 from marl_jax.serving.remote import is_remote
 from models import registry as models
 
@@ -59,9 +60,9 @@ def _model_of(player: str, base: ConfigDict) -> ConfigDict | None:
         player: FOLDER, FOLDER@STEP, the name of a registered model, or a Hugging Face folder or GGUF file.
         base: Config of the run's model, whose precision is used.
     """
-    folder = Path(player.partition("@")[0]).expanduser()
-    if (folder / "checkpoints").is_dir():
-        there = saved.read(folder)
+    place = player.partition("@")[0]
+    if exists(place, "checkpoints"):
+        there = saved.read(Path(place).expanduser())
         policy = next(iter(there.policies.values()))
         model = ConfigDict((policy.get("model") or there.model).to_dict())
         model.init_from = player
@@ -71,7 +72,7 @@ def _model_of(player: str, base: ConfigDict) -> ConfigDict | None:
     model.shape, model.lora.rank = ConfigDict(), 0
     if player.lower() in models.names() or player.lower() in models.ALIASES:
         model.name = player
-    elif folder.is_file() and folder.suffix == ".gguf" or (folder / "config.json").is_file():
+    elif place.endswith(".gguf") and exists(place) or exists(place, "config.json"):
         model.update(dict(name="tiny", weights=player))
     else:
         return None
