@@ -15,7 +15,7 @@ UNIT = 64
 SPARE = 1.1
 """Tokens of a new size, relative to the tokens that are needed."""
 PADDING = 1.5
-"""Maximum tokens of a reused size, relative to the tokens that are needed, if a new size would be smaller."""
+"""Maximum tokens of a reused size, relative to those of a new one."""
 FEW = 4
 """Number of sizes from which any that holds a batch is reused, and a new one has twice the tokens of all others."""
 
@@ -82,7 +82,7 @@ def choose(needed: Sizes, used: Sequence[Sizes], tokens: int | None = None, answ
             other = dataclasses.replace(other, tokens=1, answer_tokens=1)
         size = size.max(other)
     best = min((other for other in used if other.holds(needed)), key=lambda other: other.work, default=None)
-    if best and (len(used) >= FEW or best.work <= max(PADDING * needed.work, size.work)):
+    if best and (len(used) >= FEW or best.work <= PADDING * size.work):
         return best
     return size
 

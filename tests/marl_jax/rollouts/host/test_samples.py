@@ -241,11 +241,19 @@ def test_a_run_has_few_sizes_whatever_its_lengths(lengths):
         assert size.holds(needed) and max(size.tokens, size.answer_tokens) <= most
         if size in used:
             new = choose(needed, [], most, most)
-            assert len(used) >= FEW or size.work <= max(PADDING * needed.work, new.work)
+            assert len(used) >= FEW or size.work <= PADDING * new.work
             assert all(size.work <= other.work for other in used if other.holds(needed))
         else:
             used.append(size)
     assert len(used) <= FEW + 1 + 2 * 5, used  # the fifth holds the others, and after it a length doubles: 32 = 2**5
+
+
+def test_fewer_rows_are_no_reason_to_recompile():
+    """A new size keeps the rows, so it would save only the difference in length, here 16 % of the tokens."""
+    used = Sizes(rows=192, tokens=3072, answer_tokens=2432)
+    assert choose(Sizes(rows=96, tokens=2300, answer_tokens=1800), [used]) == used
+    shorter = choose(Sizes(rows=96, tokens=1200, answer_tokens=600), [used])
+    assert shorter.rows == 192 and shorter.work < used.work / PADDING
 
 
 def test_sizes_of_earlier_steps_are_taken_again_after_a_restart_too():
