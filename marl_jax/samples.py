@@ -27,6 +27,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from models.sharding import num_shards
+
 STATIC: dict[str, Any] = dict(metadata=dict(static=True))
 
 
@@ -251,10 +253,12 @@ def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -
     Args:
         function: Maps samples to a tree of arrays [N, …].
         samples: Samples to process.
-        parts: Maximum number of parts; lowered until it divides N.
+        parts: Number of parts, changed to the nearest one that divides N and gives every device of a mesh rows of each
+            part. Devices would exchange the activations of other parts.
     """
-    while samples.n % parts:
-        parts -= 1
+    per_device = samples.n // num_shards("B", samples.n)
+    divisors = [n for n in range(1, per_device + 1) if per_device % n == 0]
+    parts = min(divisors, key=lambda n: max(n / parts, parts / n))
     return unsplit(jax.lax.map(function, split(samples.replace(completion_at=None), parts)))
 
 

@@ -190,6 +190,22 @@ def test_row_length_leaves_room_for_all_but_the_last_token(prompt, answer, expec
     assert s.row_length(prompt, answer) == expected >= prompt + answer - 1
 
 
+@pytest.mark.parametrize(("n", "shards", "expected"), [(104, 8, 13), (64, 8, 8), (104, 1, 8), (14, 1, 7)])
+def test_in_parts_gives_every_device_rows_of_each_part(n, shards, expected):
+    """A part that does not divide by the mesh would not be sharded: every device would exchange its activations."""
+    sizes = []
+
+    def doubled(part):
+        sizes.append(part.n)
+        return 2.0 * part.logps
+
+    mesh = jax.make_mesh((1, shards, 1), ("data", "fsdp", "tensor"), devices=jax.devices()[:shards])
+    with jax.set_mesh(mesh):
+        result = jax.jit(lambda rows: s.in_parts(doubled, rows, 8))(some(n))
+    assert set(sizes) == {n // expected} and sizes[0] % shards == 0
+    np.testing.assert_array_equal(result, 2.0 * some(n).logps)
+
+
 # ------------------------------------------------------------------------------------------------------- from prompts
 
 
