@@ -25,7 +25,7 @@ MOST_ELEMENTS = 1 << 17  # elements per list, nested ones included
 LARGEST_NUMBER = 1 << 12  # bits per integer
 TOTAL = 1 << 26  # characters and elements of all values of one rendering
 STEPS = 1 << 20  # operations, calls and iterations
-SECONDS = 5.0  # far more than any chat needs; for templates that are slow without large values
+SECONDS = 5.0  # of CPU time, far more than any chat needs; for templates that are slow without large values
 LONGEST_TEMPLATE = 1 << 16  # characters; a compiled template is far larger than its source
 
 FILTERS = (
@@ -56,15 +56,15 @@ class _Budget:
     """The steps, memory and time that remain for a rendering."""
 
     def __init__(self):
-        self.steps, self.total, self.end = STEPS, TOTAL, time.monotonic() + SECONDS
+        self.steps, self.total, self.end = STEPS, TOTAL, time.thread_time() + SECONDS
 
     def step(self, n: int = 1) -> None:
         """Take n steps."""
         self.steps -= n
         if self.steps < 0:
             raise LimitError(f"the template takes more than {STEPS:,} steps")
-        if (n > 1 or self.steps % 64 == 0) and time.monotonic() > self.end:
-            raise LimitError(f"the template takes more than {SECONDS:g} seconds")
+        if (n > 1 or self.steps % 64 == 0) and time.thread_time() > self.end:
+            raise LimitError(f"the template takes more than {SECONDS:g} seconds of CPU time")
 
     def charge(self, size: int) -> None:
         """Charge for a value of `size` characters or elements."""

@@ -114,12 +114,18 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_does_not_go_off(name, monkeypatch, seen):
     monkeypatch.setattr(chat_limits, "SECONDS", 1.0)
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     with pytest.raises(chat.ChatTemplateError, match="the chat template failed: "):
         chat.render(BOMBS[name], [USER])
-    assert time.monotonic() - start < 10
+    assert time.thread_time() - start < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # KiB
     seen("chat templates that ask for too much", "none went off", templates=1)
+
+
+def test_waiting_for_a_busy_machine_costs_nothing(monkeypatch):
+    monkeypatch.setattr(chat_limits, "SECONDS", 0.2)
+    template = "{{ wait() }}{% for i in range(500) %}{{ i }}{% endfor %}"
+    assert chat.render(template, [USER], wait=lambda: time.sleep(0.4) or "") == "".join(map(str, range(500)))
 
 
 def test_an_error_of_megabytes_is_cut():
@@ -131,18 +137,18 @@ def test_an_error_of_megabytes_is_cut():
 def test_a_template_of_the_greatest_length_is_compiled_in_seconds(seen):
     unit = "{{ a }}{% if b %}{% endif %}"
     template = unit * (chat_limits.LONGEST_TEMPLATE // len(unit))
-    start = time.monotonic()
+    start = time.thread_time()
     assert chat.render(template, [USER]) == ""
-    assert time.monotonic() - start < 10
+    assert time.thread_time() - start < 10
     seen("chat templates of the greatest length", "compiled", templates=1)
 
 
 def test_a_long_conversation_is_within_the_limits():
     turns = [{"role": role, "content": "word " * 200} for _ in range(200) for role in ("user", "assistant")]
-    start = time.monotonic()
+    start = time.thread_time()
     for template in chat_templates.BUILTIN.values():
         assert len(chat.render(template, turns)) >= 400_000
-    assert time.monotonic() - start < 10
+    assert time.thread_time() - start < 10
 
 
 def test_what_templates_use_still_works():
