@@ -186,9 +186,22 @@ def _program(setup, program: Traced, done, beside: float, cache: float, rule: fl
         flops=matrix_flops(program.traced.jaxpr),
         model_flops=rule,
         compiler_flops=_compiler_flops(done),
-        traffic=tuple(collectives.totals(collectives.read(done.as_text(), dict(setup.mesh.shape)))),
+        traffic=_traffic(done, dict(setup.mesh.shape)),
         seconds=seconds,
     )
+
+
+def _traffic(done, mesh: dict[str, int]) -> tuple[collectives.Total, ...]:
+    try:
+        text = done.as_text()
+    except jax.errors.JaxRuntimeError as error:  # the program of a newer libtpu
+        log.warning(
+            "The collectives are missing, because jaxlib cannot read the compiled program: %s. "
+            "`pip install 'jax[tpu]'` installs the libtpu for this JAX.",
+            str(error).splitlines()[0],
+        )
+        return ()
+    return tuple(collectives.totals(collectives.read(text, mesh)))
 
 
 def _compiler_flops(done) -> float | None:

@@ -110,7 +110,7 @@ def _tpu(topology: Topology) -> Devices:
 
 def _no_libtpu(name: str) -> str:
     here = f"{machine.system()} {machine.machine()}"
-    how = "install it with `pip install libtpu`"
+    how = "install the version for this JAX with `pip install 'jax[tpu]'`"
     if (machine.system(), machine.machine()) != ("Linux", "x86_64"):
         how = f"it is only available for Linux x86_64, but this is {here}. On such a machine, {how}"
     return (

@@ -101,6 +101,19 @@ def test_samples_of_a_rollout_that_was_refused_are_split_where_they_divide(made)
     assert found["completion_at"].sharding.is_fully_replicated
 
 
+def test_a_program_that_jaxlib_cannot_read_has_no_collectives(made, monkeypatch, caplog):
+    """The memory, which is most of the forecast, is known all the same."""
+
+    def unreadable(_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure: async-update should have 1 operands\nstack")
+
+    monkeypatch.setattr(jax.stages.Compiled, "as_text", unreadable)
+    found = forecast(made[0], jax.devices(), Finder())
+    assert [p.traffic for p in found.programs.values()] == [(), ()]
+    assert found.needs == made[1].needs
+    assert "RET_CHECK failure: async-update" in caplog.text and "stack" not in caplog.text
+
+
 # ------------------------------------------------------------------------------------------------ what the parts count
 
 
@@ -203,7 +216,8 @@ def test_other_names_are_refused(name, words, capsys):
 
 
 @pytest.mark.parametrize(
-    ("processor", "words"), [("x86_64", "not installed; install it with `pip install libtpu`"), ("aarch64", "only")]
+    ("processor", "words"),
+    [("x86_64", "for this JAX with `pip install 'jax[tpu]'`"), ("aarch64", "only available for")],
 )
 def test_without_the_tpu_compiler_it_says_what_is_missing(monkeypatch, processor, words):
     def none(**_):
