@@ -115,7 +115,8 @@ def forecast(
     beside = held(state.of_each("optimizer"))
     done, seconds = _compile(setup, "play", play, beside, refused)
     if done is not None:
-        compiled["play"] = _program(setup, play, done, beside, counted.cache, counted.play_flops, seconds)
+        traffic = _traffic(done, setup, find.notes)
+        compiled["play"] = _program(play, done, beside, counted.cache, counted.play_flops, traffic, seconds)
         samples = programs.results_of(play, done)[0]
     else:  # the update can be compiled all the same
         samples = programs.by_rows(play.traced.out_info[0], setup, axis=0)
@@ -127,7 +128,8 @@ def forecast(
     beside = held(state.rollout)
     done, seconds = _compile(setup, "learn", learn, beside, refused)
     if done is not None:
-        compiled["learn"] = _program(setup, learn, done, beside, 0.0, counted.learn_flops, seconds)
+        traffic = _traffic(done, setup, find.notes)
+        compiled["learn"] = _program(learn, done, beside, 0.0, counted.learn_flops, traffic, seconds)
     return known
 
 
@@ -168,7 +170,15 @@ def memory_wanted(message: str, given: float) -> float | None:
     return math.inf
 
 
-def _program(setup, program: Traced, done, beside: float, cache: float, rule: float, seconds: float) -> ProgramForecast:
+def _program(
+    program: Traced,
+    done,
+    beside: float,
+    cache: float,
+    rule: float,
+    traffic: tuple[collectives.Total, ...],
+    seconds: float,
+) -> ProgramForecast:
     memory = done.memory_analysis()
     given = {kind: held(tree) for kind, tree in program.given.items()}
     given["padding"] = max(memory.argument_size_in_bytes - sum(given.values()), 0.0)
@@ -186,22 +196,22 @@ def _program(setup, program: Traced, done, beside: float, cache: float, rule: fl
         flops=matrix_flops(program.traced.jaxpr),
         model_flops=rule,
         compiler_flops=_compiler_flops(done),
-        traffic=_traffic(done, dict(setup.mesh.shape)),
+        traffic=traffic,
         seconds=seconds,
     )
 
 
-def _traffic(done, mesh: dict[str, int]) -> tuple[collectives.Total, ...]:
+def _traffic(done, setup: Setup, notes: set[str]) -> tuple[collectives.Total, ...]:
+    """Return the collectives of a program; none, with a note, if jaxlib cannot read it."""
     try:
         text = done.as_text()
     except jax.errors.JaxRuntimeError as error:  # the program of a newer libtpu
-        log.warning(
-            "The collectives are missing, because jaxlib cannot read the compiled program: %s. "
-            "`pip install 'jax[tpu]'` installs the libtpu for this JAX.",
-            str(error).splitlines()[0],
+        notes.add(
+            "Collectives are missing, because jaxlib cannot read the compiled program: "
+            f"{str(error).splitlines()[0]}. `pip install 'jax[tpu]'` installs the libtpu for this JAX."
         )
         return ()
-    return tuple(collectives.totals(collectives.read(text, mesh)))
+    return tuple(collectives.totals(collectives.read(text, dict(setup.mesh.shape))))
 
 
 def _compiler_flops(done) -> float | None:
