@@ -253,8 +253,8 @@ def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -
     Args:
         function: Maps samples to a tree of arrays [N, …].
         samples: Samples to process.
-        parts: Number of parts, changed to the nearest one that divides N and gives every device of a mesh rows of each
-            part. Devices would exchange the activations of other parts.
+        parts: Number of parts. The nearest number is used that divides N and gives every device of a mesh equally many
+            rows of each part. A part that the mesh does not divide would not be sharded.
     """
     per_device = samples.n // num_shards("B", samples.n)
     divisors = [n for n in range(1, per_device + 1) if per_device % n == 0]
