@@ -1,7 +1,7 @@
 """Speed of the learner's update, as one JSON line per case and a table.
 
     python -m benchmarks.update                                    # all cases that fit this machine
-    python -m benchmarks.update --cases=full --remat=none,dots,full
+    python -m benchmarks.update --cases=full,lora --models=qwen2.5-1.5b --remat=dots,full --unroll=0,4
 
 Weights are random with published shapes, and tokens are random. The update is `learning.update.make_update` with GRPO's
 loss and AdamW: one minibatch, one epoch, donated state. On accelerators arithmetic is in bfloat16. Master weights and
@@ -9,9 +9,11 @@ moments are in float32 unless the case says otherwise. All cases are compiled fi
 median of `--repeats` updates after the first one.
 
 full     all weights, 16 rows of 512 tokens, all of which are predicted
+lora     LoRA of rank 32 on a bf16 base, 128 samples, prompts of 400–700 and completions of 120–320 tokens
 large    7 billion parameters: LoRA of rank 32 on a bf16 base, and all weights with moments in `--moments`
 share    256 completions in groups of 8, prompts of 256 tokens, prompts read 8 times (one row per completion) or once
 pack     256 samples, prompts of 64–256 and completions of 16–256 tokens, in padded and in packed rows
+pictures 16 rows of a picture of 8 by 8 cells and 512 predicted tokens: all weights, and LoRA on a bf16 base
 prefix   1,024 one-token completions of prompts of 115 tokens with a common prefix of 66, read in every row or once
 
 `tokens_per_s` counts all tokens of all prompts and completions except the last of each completion, however often a case
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,8 +36,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import pictured
 from benchmarks.sampler import FLOPS_PER_S, median_seconds, report
 from configs import algorithms, defaults
+from envs.games.registry import make as make_game
+from envs.games.registry import make_medium
 from marl_jax.agents.answers import FreeText
 from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.algorithms import ALGORITHMS, settings_from
@@ -162,13 +168,47 @@ def make_samples(vocab: int, prompts, answers, skip: int = 0, prefix: tuple[int,
 # ------------------------------------------------------------------------------------------------------------- cases
 
 
-def whole_rows(name: str, dtype, rows: int, time: int, note: str, rank=0, remat="none", **settings) -> Case:
+def whole_rows(name: str, dtype, rows: int, time: int, note: str, rank=0, remat="none", unroll=0, **settings) -> Case:
     """Return a case of rows in which all tokens are predicted."""
-    policy = make_policy(name, time, dtype, rank=rank, remat=remat)
+    policy = make_policy(name, time, dtype, rank=rank, remat=remat, unroll=unroll)
     samples = make_samples(policy.model.cfg.vocab_size, [1] * rows, [[time]] * rows)
     return Case(
-        "large" if settings else "full", f"{note}{rows}×{time}, remat {remat}", name, policy, samples, **settings
+        "large" if settings else "full",
+        f"{note}{rows}×{time}, {layers(remat, unroll)}",
+        name,
+        policy,
+        samples,
+        **settings,
     )
+
+
+def layers(remat: str, unroll: int) -> str:
+    """Return the words for settings of the layers."""
+    return f"remat {remat}" + (f", unroll {unroll}" if unroll else "")
+
+
+def adapted(name: str, dtype, rows: int, longest: int, remat: str, unroll: int) -> Case:
+    """Return a case of samples with which adapters are trained."""
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(longest * 4 // 7, longest + 1, rows)
+    answers = rng.integers(longest // 6, longest * 320 // 700 + 1, rows)
+    policy = make_policy(name, int(answers.max()), dtype, rank=32, remat=remat, unroll=unroll)
+    samples = make_samples(policy.model.cfg.vocab_size, prompts, answers[:, None])
+    settings = dict(param_dtype=dtype, algo=dict(grad_accum_steps=8))
+    return Case("lora", f"{rows} samples, {layers(remat, unroll)}", name, policy, samples, **settings)
+
+
+def seen(name: str, dtype, rows: int, time: int, rank: int = 0, **settings) -> Case:
+    """Return a case of rows with a picture each and `time` predicted tokens."""
+    picture = make_medium(make_game("plan_path", size=8))
+    policy = make_policy(name, time, dtype, rank=rank, medium=picture)
+    cfg = policy.model.cfg
+    begin = pictured.beginning(cfg)
+    samples = make_samples(cfg.vocab_size, [len(begin)] * rows, [[time]] * rows, prefix=tuple(begin))
+    codes = np.random.default_rng(0).integers(0, len(picture.tiles), (rows, picture.n_codes))
+    samples = samples.replace(media=jnp.asarray(codes, picture.dtype))
+    note = f"{'LoRA' if rank else 'all weights'}, {rows} pictures and {rows}×{time}"
+    return Case("pictures", note, name, policy, samples, **settings)
 
 
 def shared(name: str, dtype, groups: int, prompt: int, answers: tuple[int, ...], grad_accum_steps: int) -> list[Case]:
@@ -208,22 +248,35 @@ def common_beginning(name: str, dtype, rows: int) -> list[Case]:
     return cases
 
 
-def make_cases(names: list[str], models: list[str], remats: list[str], moments: str, gpu: bool) -> list[Case]:
+def make_cases(
+    names: list[str], models: list[str], remats: list[str], unrolls: list[int], moments: str, gpu: bool
+) -> list[Case]:
     """Return the cases with these names, small models first."""
     dtype = jnp.bfloat16 if jax.default_backend() != "cpu" else jnp.float32
     rows, time = (16, 512) if gpu else (2, 32)
     cases = []
     if "prefix" in names:
         cases += common_beginning("smollm2-135m" if gpu else models[0], dtype, 1024 if gpu else 16)
-    whole = [whole_rows(model, dtype, rows, time, "", remat=remat) for model in models for remat in remats]
+    layer_settings = list(itertools.product(remats, unrolls))
+    whole = [
+        whole_rows(model, dtype, rows, time, "", remat=remat, unroll=unroll)
+        for model in models
+        for remat, unroll in layer_settings
+    ]
     if "full" in names:
-        cases += whole[: len(remats)]
+        cases += whole[: len(layer_settings)]
+    if "lora" in names:
+        sizes = (128, 700) if gpu else (16, 28)
+        cases += [adapted(model, dtype, *sizes, *settings) for model in models for settings in layer_settings]
     if "pack" in names:
         cases += uneven(models[0], dtype, 256 if gpu else 16, 256 if gpu else 16, 16 if gpu else 4)
     if "share" in names:
         cases += shared(models[0], dtype, 32 if gpu else 2, 256 if gpu else 16, (1, 16, 256) if gpu else (1, 4), 2)
     if "full" in names:
-        cases += whole[len(remats) :]
+        cases += whole[len(layer_settings) :]
+    if "pictures" in names:
+        model = "qwen2.5-vl-3b" if gpu else "tiny-vl"
+        cases += [seen(model, dtype, rows, time), seen(model, dtype, rows, time, rank=32, param_dtype=dtype)]
     if "large" in names:
         model, base = ("qwen2.5-7b", dict(param_dtype=jnp.bfloat16)) if gpu else (models[0], dict(moments="bfloat16"))
         cases.append(whole_rows(model, dtype, rows, time, "LoRA, ", rank=32, **base))
@@ -251,13 +304,15 @@ def main():
     parser.add_argument("--cases", default="prefix,full,pack,share,large")
     parser.add_argument("--models", default="qwen2.5-0.5b,qwen2.5-1.5b" if gpu else "tiny")
     parser.add_argument("--remat", default="none")
+    parser.add_argument("--unroll", default="0", help="Values of model.unroll, separated by commas")
     parser.add_argument(
         "--moments", default="bfloat16", help="Dtype of the moments if all weights of the largest model are trained"
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=8 if gpu else 1, help="Number of cases to compile concurrently")
     args = parser.parse_args()
-    cases = make_cases(args.cases.split(","), args.models.split(","), args.remat.split(","), args.moments, gpu)
+    unrolls = [int(value) for value in args.unroll.split(",")]
+    cases = make_cases(args.cases.split(","), args.models.split(","), args.remat.split(","), unrolls, args.moments, gpu)
     with ThreadPoolExecutor(args.threads) as threads:
         futures = [threads.submit(case.compile) for case in cases]
     rows, kind = [], None

@@ -23,7 +23,9 @@ MODEL = {
     "param_dtype": Field("float32", _FLOATS, "Dtype of the master weights, or of the frozen base model with LoRA"),
     "remat": Field("full", choice("none", "dots", "full"), "Activations to rematerialize in the backward pass"),
     "unroll": Field(
-        0, integer(0, 4096), "Number of layers per iteration of the scan over layers; 0: all on GPUs, one elsewhere"
+        0,
+        integer(0, 4096),
+        "Layers per iteration of the scan over layers; 0: on GPUs all, or 4 with `model.remat=full`; elsewhere 1",
     ),
 }
 

@@ -188,6 +188,15 @@ def test_packed_rows_and_shared_prefixes_equal_separate_rows(family):
         assert largest_difference(other_grads, grads) < 1e-5 * largest(grads)
 
 
+@pytest.mark.parametrize("backend, remat, layers", [("cpu", "none", 1), ("gpu", "none", 8), ("gpu", "full", 4)])
+def test_layers_per_iteration_depend_on_the_device_and_on_remat(backend, remat, layers, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    model = build(dataclasses.replace(CONFIGS["llama"], n_layers=8))
+    assert model._turn(0, remat) == layers
+    assert model._turn(3, remat) == 3
+    assert model._turn(100, remat) == 8
+
+
 def test_layers_in_one_loop_or_unrolled_are_the_same():
     model, params = make("qwen2")
     tokens = random_tokens(2, 6)
