@@ -1,14 +1,15 @@
 """Throughput of the sampler, as one JSON line per case.
 
     python -m benchmarks.sampler                      # all cases that fit this machine
-    python -m benchmarks.sampler --models=qwen2.5-0.5b --rows=256 --peers=dynamic,static
+    python -m benchmarks.sampler --models=qwen2.5-0.5b --rows=256         # next to it: benchmarks.peers
+    python -m benchmarks.sampler --models=qwen2.5-vl-3b --rows=64 --new=128 --continuous=0
 
 Weights are random with published shapes. Each row prefills `--prompt` tokens and generates `--new` tokens at
 temperature 1, in bfloat16 on accelerators. `tokens_per_s` is generated tokens over decoding time, and
 `with_prefill_tokens_per_s` over the time of the call. `floor_share` is the time that bytes and operations alone would
 take (weights and filled cache slots read once, logits written and read once, at the copy bandwidth and matrix rate
 measured on an H200) over the actual time. `memory_ratio` is the memory that the compiler allocates for a decoding chunk
-over weights + cache + logits.
+over weights + cache + logits. Rows of a model with a vision tower have one picture each and go through the batcher.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import pictured
 from marl_jax.sampling import decode
 from marl_jax.sampling.batch_settings import settings_for
 from marl_jax.sampling.batcher import Batcher
@@ -173,40 +175,45 @@ def continuous(name: str, rows: int, requests: int, dtype, scale: int) -> None:
     )
 
 
-def transformers_peer(name: str, rows: int, prompt: int, new: int, cache: str, repeats: int) -> None:
-    """Measure `transformers.generate` on the same shapes in the same run."""
-    import torch
-    import transformers
+def with_pictures(name: str, rows: int, prompt: int, new: int, dtype, repeats: int) -> None:
+    """Measure `rows` requests with a picture each through the batcher; every repetition encodes new pictures."""
+    model = build(registry.get(name).config)
+    engine = Engine(model, random_params(model, dtype), dtype=dtype)
+    batcher = Batcher(engine, rows=rows, max_length=prompt + new, chunk=16)
+    rng = np.random.default_rng(0)
 
-    from models.hf_config import to_dict
+    def serve() -> tuple[float, float]:
+        """Return the seconds of encoding and of everything after it."""
+        start = time.perf_counter()
+        held = [engine.hold_image(picture) for picture in pictured.pictures(rows, rng)]
+        jax.block_until_ready(engine.images.table)
+        encoded = time.perf_counter()
+        for i, ids in enumerate(pictured.prompts(model.cfg, rows, prompt, rng)):
+            shown = iter(engine.images.ids(held[i]))
+            ids = [next(shown) if token == model.cfg.vision.image_id else token for token in ids]
+            batcher.submit(ids, Sampling(max_new_tokens=new, seed=i))
+        batcher.run()
+        for picture in held:
+            engine.images.release(picture)
+        return encoded - start, time.perf_counter() - encoded
 
-    settings = to_dict(registry.get(name).config)
-    config = transformers.AutoConfig.for_model(**settings)
-    with torch.device("cuda"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    ids = torch.randint(0, config.vocab_size, (rows, prompt), device="cuda")
-
-    def run():
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=True,
-            top_k=0,
-            cache_implementation=cache,
-        )
-        torch.cuda.synchronize()
-
-    run()
-    seconds = median_seconds(run, repeats)
+    start = time.perf_counter()
+    serve()
+    first_s = time.perf_counter() - start
+    encode_s, seconds = np.median([serve() for _ in range(repeats)], axis=0)
+    stats = jax.devices()[0].memory_stats() or {}
     report(
-        case=f"transformers {cache or 'dynamic'} cache",
+        case="pictures",
         model=name,
         rows=rows,
         prompt=prompt,
         new=new,
-        with_prefill_tokens_per_s=rows * new / seconds,
+        device=jax.devices()[0].device_kind,
+        with_prefill_tokens_per_s=rows * new / (encode_s + seconds),
+        encode_ms_per_picture=encode_s / rows * 1e3,
+        seconds=encode_s + seconds,
+        first_run_s=first_s,
+        peak_gib=stats.get("peak_bytes_in_use", 0) / 2**30,
     )
 
 
@@ -225,19 +232,15 @@ def main():
         default=1024 if gpu else 64,
         help="Number of requests for continuous batching; 0 skips it",
     )
-    parser.add_argument(
-        "--peers", default="", help="Caches of transformers to compare with: dynamic,static (needs torch)"
-    )
     args = parser.parse_args()
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     names, sizes = args.models.split(","), [int(r) for r in args.rows.split(",")]
     for name in names:
         for rows in sizes:
-            fixed_batch(name, rows, args.prompt, args.new, dtype, args.repeats)
+            measure = fixed_batch if registry.get(name).config.vision is None else with_pictures
+            measure(name, rows, args.prompt, args.new, dtype, args.repeats)
     if args.continuous:
         continuous(names[0], 512 if gpu else 8, args.continuous, dtype, 1 if gpu else 8)
-    for cache in filter(None, args.peers.split(",")):
-        transformers_peer(names[0], 256, args.prompt, args.new, None if cache == "dynamic" else cache, 1)
 
 
 if __name__ == "__main__":
