@@ -27,20 +27,21 @@ if TYPE_CHECKING:
         register_task,
     )
     from marl_jax.api.runs import Run
-    from marl_jax.api.training import evaluate, grpo, sft, train
+    from marl_jax.api.training import dpo, evaluate, grpo, reward_model, sft, train
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Policy", "Run", "dataset_task", "evaluate", "grpo", "load", "make_env", "register_algorithm", "register_bot",
-    "register_game", "register_model", "register_reward", "register_task", "sft", "train",
+    "Policy", "Run", "dataset_task", "dpo", "evaluate", "grpo", "load", "make_env", "register_algorithm",
+    "register_bot", "register_game", "register_model", "register_reward", "register_task", "reward_model", "sft",
+    "train",
 ]  # fmt: skip
 
 _PLACES = {
     "envs.tasks.dataset_task": ("dataset_task",),
     "marl_jax.api.policies": ("Policy", "load"),
     "marl_jax.api.runs": ("Run",),
-    "marl_jax.api.training": ("evaluate", "grpo", "sft", "train"),
+    "marl_jax.api.training": ("dpo", "evaluate", "grpo", "reward_model", "sft", "train"),
 }
 
 

@@ -24,7 +24,7 @@ from marl_jax.learning.preferences import Sides
 from marl_jax.learning.update import Objective, Scheduled
 from marl_jax.rollouts.base import Rollout, RunParts
 from marl_jax.rollouts.host.rollout import HostRollout
-from marl_jax.rollouts.pairs import pair_rollout, read_pairs
+from marl_jax.rollouts.pairs import pair_rollout, read_pairs, split_pairs
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.samples import Samples
 
@@ -206,8 +206,8 @@ def rollout(run: RunParts) -> Rollout:
     """Build the rollout, which samples pairs or reads them from a file."""
     algo = run.algo
     assert isinstance(algo, PreferenceSettings)
-    if algo.data:
-        return pair_rollout(run, read_pairs(algo.data), algo.n_pairs)
+    if isinstance(algo, settings.ContrastiveSettings) and algo.data:
+        return pair_rollout(run, split_pairs(read_pairs(algo.data), "train", algo.held_out), algo.n_pairs)
     if run.task and algo.pairs == "episode":
         arguments = run.task.arguments(samples=2)
         return HostRollout(**arguments | {"row_multiple": 2 * arguments["row_multiple"]})

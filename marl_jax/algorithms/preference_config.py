@@ -13,9 +13,10 @@ from marl_jax.fields import SWITCH, TEXT, choice, integer, number
 from marl_jax.learning.settings import LearnerSettings, redefault, setting
 
 
-def data_setting() -> str:
-    """Declare `data`, for algorithms that can learn from a file of pairs."""
-    return setting("", TEXT, "JSONL file of pairs with prompt, chosen and rejected; '': pairs are sampled")
+def held_out_setting() -> float:
+    """Declare `held_out`, for algorithms that learn from a file of pairs."""
+    words = "Fraction of the prompts to hold out for evaluation, half in validation and half in test"
+    return setting(0.1, number(0, 0.9), words)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class PreferenceSettings(LearnerSettings):
     group_size: int = 2
     drops_ties: bool = False
     previous_reference: bool = False
+    beta: float = 0.1
     data: str = ""
     n_pairs: int = 1
     label_smoothing: float = 0.0
@@ -56,8 +58,9 @@ class PreferenceSettings(LearnerSettings):
 class ContrastiveSettings(PreferenceSettings):
     """Settings of the algorithms that can also learn from a file of pairs."""
 
-    data: str = data_setting()
+    data: str = setting("", TEXT, "JSONL file of pairs with prompt, chosen and rejected; '': pairs are sampled")
     n_pairs: int = setting(32, integer(1, 1 << 20), "Number of pairs of the file per step")
+    held_out: float = held_out_setting()
 
     drops_ties: bool = True
 

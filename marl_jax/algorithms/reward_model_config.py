@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from marl_jax.algorithms.preference_config import check_pair_file
+from marl_jax.algorithms.preference_config import check_pair_file, held_out_setting
 from marl_jax.fields import TEXT, choice, integer, number
 from marl_jax.learning.settings import LearnerSettings, redefault, setting
 
@@ -20,9 +20,7 @@ class RewardModelSettings(LearnerSettings):
     critic: str = setting("head", choice("head"), "Critic; head: the score is a head on the model")
     data: str = setting("", TEXT, "JSONL file of pairs with prompt, chosen and rejected")
     n_pairs: int = setting(32, integer(1, 1 << 20), "Number of pairs per step")
-    held_out: float = setting(
-        0.1, number(0, 0.9), "Fraction of the prompts to hold out for evaluation, half in validation and half in test"
-    )
+    held_out: float = held_out_setting()
     center_coef: float = setting(
         0.0, number(0), "Weight of the squared scores in the loss, which keeps them near 0; 0 disables it"
     )

@@ -151,6 +151,47 @@ def sft(
     return _train_on_data("sft", model, dataset, task, workdir, changes)
 
 
+def dpo(
+    model: Model,
+    pairs: Dataset,
+    *,
+    workdir: str | Path | None = None,
+    params: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Run:
+    """Train a model by DPO on pairs of completions.
+
+        pairs = [{"prompt": "The capital of France?", "chosen": "Paris.", "rejected": "Lyon."}, …]
+        run = marl_jax.dpo("smollm2-135m", pairs, steps=50, algo={"beta": 0.1})
+
+    A tenth of the prompts is held out; the evaluations in `run.evaluations` have the accuracy on them (row "pairs").
+
+    Args:
+        model: See `grpo`.
+        pairs: Rows with the columns prompt, chosen and rejected, or a JSONL file of them. Texts or messages.
+        workdir: Folder of the run; `runs/dpo` by default.
+        params: Further parameters of the task `dataset`, such as `rewards` for the evaluation.
+        **changes: Config fields to change. `algo={"name": "ipo"}` trains by IPO.
+    """
+    return _train_on_data("dpo", model, pairs, dict(params or {}), workdir, changes)
+
+
+def reward_model(model: Model, pairs: Dataset, *, workdir: str | Path | None = None, **changes: Any) -> Run:
+    """Train a reward model, a head whose scores prefer the chosen completions of pairs.
+
+        run = marl_jax.reward_model("smollm2-135m", pairs, steps=50)
+
+    `marl-jax --workdir=runs/reward_model --mode=serve_reward` serves its scores.
+
+    Args:
+        model: See `grpo`.
+        pairs: See `dpo`.
+        workdir: Folder of the run; `runs/reward_model` by default.
+        **changes: Config fields to change.
+    """
+    return _train_on_data("reward_model", model, pairs, {}, workdir, changes)
+
+
 # ------------------------------------------------------------------------------------------------------------ details
 
 
@@ -170,6 +211,9 @@ def _train_on_data(
     name = own.pop("name") if "name" in own else own.pop("weights", "tiny")
     config = flags.load_experiment("dataset", f"{algorithm}+{name}").unlock()
     config.name, params["data"] = algorithm, _data(dataset, folder)
+    if "data" in config.algo:  # an algorithm that reads pairs and splits them itself
+        config.algo.data = _one_file(params["data"])
+        params = {**config.task.params.to_dict(), **params, "data": config.algo.data}
     try:
         if "rewards" in params:
             params["rewards"] = name_rewards(params["rewards"])
@@ -240,6 +284,16 @@ def _data(dataset: Any, workdir: Path) -> str | dict[str, str]:
         return str(Path(dataset).expanduser().absolute()) if Path(dataset).expanduser().exists() else str(dataset)
     splits = dataset if isinstance(dataset, Mapping) else {"train": dataset}
     return {split: _source(rows, workdir / "data", split) for split, rows in splits.items()}
+
+
+def _one_file(data: str | Mapping[str, str]) -> str:
+    """Return the file of pairs."""
+    if not isinstance(data, str) and set(data) != {"train"}:
+        names = ", ".join(data)
+        raise ConfigError(
+            [f"pairs has the splits {names}, but must be rows or a file; algo.held_out sets the test share"]
+        )
+    return data if isinstance(data, str) else data["train"]
 
 
 def _source(rows: Any, folder: Path, split: str) -> str:

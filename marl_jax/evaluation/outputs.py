@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
+from marl_jax.algorithms.preference_config import ContrastiveSettings
 from marl_jax.evaluation import records
 from marl_jax.evaluation.games import GameEvaluation
-from marl_jax.evaluation.reward_model import PairEvaluation
+from marl_jax.evaluation.pairs import PolicyPairEvaluation, RewardModelEvaluation
 from marl_jax.evaluation.tasks import TaskEvaluation
 from marl_jax.evaluation.verifier import VerifierEvaluation
 from marl_jax.running.conversation_logs import GameLogs
@@ -21,7 +22,34 @@ from marl_jax.setup.games import GameSetup
 from marl_jax.setup.tasks import TaskSetup
 from marl_jax.setup.trainer import Trainer
 
-Evaluation: TypeAlias = GameEvaluation | TaskEvaluation | VerifierEvaluation | PairEvaluation
+
+class Together:
+    """Several evaluations of a task as one, with the rows of all."""
+
+    def __init__(self, *parts: Any):
+        self._parts = parts
+
+    def __call__(self, weights: dict[str, dict], baselines: bool = False) -> list[dict[str, Any]]:
+        """Evaluate and return the rows."""
+        return [row for part in self._parts for row in part(weights, baselines=baselines)]
+
+    def write(self, workdir: Path, step: int) -> None:
+        """Write the records of the last call."""
+        for part in self._parts:
+            part.write(workdir, step)
+
+    def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
+        """Return what all evaluations know of other players."""
+        return {name: value for part in self._parts for name, value in part.everyone(workdir, weights).items()}
+
+    def close(self) -> None:
+        """Close all evaluations."""
+        with contextlib.ExitStack() as closing:
+            for part in self._parts:
+                closing.callback(part.close)
+
+
+Evaluation: TypeAlias = GameEvaluation | TaskEvaluation | VerifierEvaluation | RewardModelEvaluation | Together
 
 
 def evaluation_of(setup: GameSetup | TaskSetup, part: str = "validation") -> Evaluation:
@@ -34,8 +62,13 @@ def evaluation_of(setup: GameSetup | TaskSetup, part: str = "validation") -> Eva
     if isinstance(setup, GameSetup):
         return setup.programs.get("evaluation", lambda: GameEvaluation(setup))
     if "pairs" in setup.algorithm.verifies:
-        return PairEvaluation(setup, part)
-    return VerifierEvaluation(setup, part) if setup.algorithm.verifies else TaskEvaluation(setup, part)
+        return RewardModelEvaluation(setup, part)
+    if setup.algorithm.verifies:
+        return VerifierEvaluation(setup, part)
+    played = TaskEvaluation(setup, part)
+    if isinstance(setup.algo, ContrastiveSettings) and setup.algo.data:
+        return Together(PolicyPairEvaluation(setup, part), played)
+    return played
 
 
 class RunOutputs:

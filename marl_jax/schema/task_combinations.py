@@ -133,7 +133,8 @@ def _best(c: ConfigDict) -> Iterator[str]:
         return
     opponent, _, metric = best_metric.partition("/")
     metric = metric.removesuffix("_low").removesuffix("_high")
-    if rows := ALGORITHMS.get(c.algo.name).verifies:
+    learns_pairs = opponent == "pairs" and c.algo.get("data", "")
+    if rows := ("pairs",) if learns_pairs else ALGORITHMS.get(c.algo.name).verifies:
         if opponent not in rows or metric not in ("accuracy", "auc", "auc_by_question"):
             accepted = " or ".join(f"{row}/METRIC" for row in rows)
             yield (

@@ -1,5 +1,6 @@
 """Preference algorithms: pairs in rows against pairs in two, planted preferences, files of pairs, and configs."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -13,7 +14,9 @@ import pytest
 from configs import algorithms
 from envs.tasks.data import DataError
 from envs.tasks.task import Outcome
+from marl_jax import setup as setups
 from marl_jax.agents import scoring
+from marl_jax.agents.verifier import read_chat
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.algorithms.preference import compute_advantages
 from marl_jax.errors import ConfigError, RunError
@@ -26,7 +29,8 @@ from marl_jax.running.metrics import read_json_lines
 from marl_jax.samples import rows as take
 from marl_jax.schema import validate
 from marl_jax.setup import scorers
-from models import tokenizers
+from marl_jax.setup.weights import restore_weights, untuned_weights
+from models import lora, tokenizers
 from tests.marl_jax import tiny_host, tiny_task, tiny_verifier
 
 ONLINE = ("dpo", "ipo", "sppo", "nash_md")
@@ -173,9 +177,11 @@ def pair_file(tmp_path_factory):
 @pytest.mark.nightly
 def test_dpo_recovers_a_planted_preference(pair_file, tmp_path):
     config = tiny_verifier.preference_config("dpo", pair_file)
-    assert config.steps * config.algo.n_pairs <= 3200, "every batch is measured before any of its pairs is learned from"
+    config.eval.every, config.checkpoint.best_metric = config.steps, "pairs/accuracy"
     validate.check(config)
     train.train(config, tmp_path)
+    *_, held_out = (row for row in read_json_lines(tmp_path / "eval.jsonl") if row["opponent"] == "pairs")
+    assert held_out["accuracy"] > 0.9 and held_out["games"] > 120, "a twentieth of 3200 prompts, never learned from"
     rows = read_json_lines(tmp_path / "metrics.jsonl")
     assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-3), "policy and reference are equal at first"
     last = {name: np.mean([row[name] for row in rows[-10:]]) for name in rows[-1] if name in TREND}
@@ -185,6 +191,51 @@ def test_dpo_recovers_a_planted_preference(pair_file, tmp_path):
     other.model.init_from, other.model.shape.vocab_size = str(tmp_path), 512
     with pytest.raises(RunError, match=r"does not fit: shape is .* there and .*'vocab_size': 512"):
         train.train(other, tmp_path / "other")  # a reference with another vocabulary
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name, rank", [("dpo", 0), ("dpo", 2), ("ipo", 2)])
+def test_held_out_margins_are_those_of_the_models(name, rank, pair_file, tmp_path):
+    """They are computed again from logits, without samples, batches and adapters of the policy."""
+    config = tiny_verifier.preference_config(name, pair_file)
+    config.steps, config.algo.n_pairs, config.model.lora.rank, config.model.dtype = 2, 16, rank, "float32"
+    config.eval.every, config.checkpoint.every, config.checkpoint.best_metric = 2, 2, "pairs/accuracy"
+    config.optim.warmup = 0
+    validate.check(config)
+    train.train(config, tmp_path)
+    first, last = (row for row in read_json_lines(tmp_path / "eval.jsonl") if row["opponent"] == "pairs")
+    assert first["accuracy"] == 0.5 and first["margin"] == pytest.approx(0.0, abs=1e-5)
+
+    with contextlib.closing(setups.make(config, workdir=tmp_path)) as setup, jax.set_mesh(setup.mesh):
+        policy, tokenizer = setup.backbone.policy, setup.backbone.tokenizer
+        model = policy.model
+        before, after = untuned_weights(setup)["main"], restore_weights(setup, tmp_path, "newest")[1]["main"]
+        if policy.lora is not None:
+            scale = lora.scales(policy.lora.n, policy.lora.rank, policy.lora.alpha)
+            after["model"] = lora.merge(after["model"], after["adapters"], scale, 0)
+
+    @jax.jit
+    def log_likelihood(params, tokens, start, end):
+        hidden, _ = model.forward(params, tokens[None], dtype=jnp.float32)
+        logps = jax.nn.log_softmax(model.logits(params, hidden)[0, :-1])
+        each = jnp.take_along_axis(logps, tokens[1:, None], axis=1)[:, 0]
+        after = jnp.arange(1, len(tokens))
+        total = jnp.sum(each * ((after >= start) & (after < end)))
+        return total / (end - start) if name == "ipo" else total
+
+    margins = []
+    for pair in pairs.split_pairs(pairs.read_pairs(pair_file), "validation", config.algo.held_out):
+        ratios = []
+        for text in (pair.chosen, pair.rejected):
+            reading = read_chat(tokenizer, [*pair.messages, {"role": "assistant", "content": text}], 128)
+            tokens = np.array([*reading.tokens, tokenizer.stop_ids[0]])
+            padded = np.pad(tokens, (0, 128 - len(tokens)))
+            new, old = (log_likelihood(w["model"], padded, reading.start, len(tokens)) for w in (after, before))
+            ratios.append(float(new - old))
+        margins.append(config.algo.beta * (ratios[0] - ratios[1]))
+    assert len(margins) == last["games"] > 100
+    assert last["margin"] == pytest.approx(np.mean(margins), abs=1e-4)
+    assert last["accuracy"] == pytest.approx(np.mean(np.array(margins) > 0))
 
 
 @pytest.fixture(scope="module")

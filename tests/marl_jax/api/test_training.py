@@ -63,7 +63,7 @@ def test_the_examples_of_the_page_are_python_and_those_about_environments_run(ca
     """`test_new_users.py` runs all of them."""
     page = (ROOT / "docs" / "python.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 8 and all(compile(block, "docs/python.md", "exec") for block in blocks)
+    assert len(blocks) == 9 and all(compile(block, "docs/python.md", "exec") for block in blocks)
     exec(next(block for block in blocks if "make_env" in block), {"marl_jax": marl_jax})
     assert capsys.readouterr().out.startswith("[ True  True  True  True False  True")
 
@@ -156,6 +156,30 @@ def test_data_and_rewards_become_plain_settings(monkeypatch):
     ):
         with pytest.raises(ConfigError, match=message):
             marl_jax.grpo("tiny", data, rewards)
+
+
+@pytest.mark.quick
+def test_pairs_are_one_file_for_the_algorithm_and_the_task(monkeypatch):
+    given = {}
+    monkeypatch.setattr("marl_jax.api.training.train", lambda config, folder, **changes: given.update(config=config))
+    pairs = [{"prompt": f"Say {i}.", "chosen": str(i), "rejected": "no"} for i in range(40)]
+    for name, algorithm in (("dpo", marl_jax.dpo), ("reward_model", marl_jax.reward_model)):
+        algorithm("tiny", pairs)
+        config = given["config"]
+        assert config.algo.name == name and config.checkpoint.best_metric == "pairs/accuracy"
+        assert config.algo.data == config.task.params.data
+        assert [json.loads(line) for line in Path(config.algo.data).read_text().splitlines()] == pairs
+        assert make_task("dataset", **config.task.params.to_dict()).gold_reply(pairs[3]) == "3"
+        with pytest.raises(ConfigError, match="pairs has the splits train, test, but must be rows or a file"):
+            algorithm("tiny", {"train": pairs, "test": pairs})
+
+
+@pytest.mark.quick
+def test_the_command_line_names_the_file_of_pairs_once():
+    for field in ("algo.data", "task.params.data"):
+        config = flags.load_experiment("dataset", "ipo")
+        overrides.apply(config, {field: "pairs.jsonl"})
+        assert json.loads(json.dumps(config.to_dict()))["task"]["params"]["data"] == config.algo.data == "pairs.jsonl"
 
 
 @pytest.mark.quick
