@@ -28,7 +28,7 @@ row() { # row TASK:FORM[:GAME[:STEPS[:SEEDS]]]
       flags=(--config.steps="${steps:-60}" --config.eval.every="${EVERY:-5}" --config.task.params.game="${game:-plan_path}")
       case $form in
         at_grpo*) flags+=(--config.stop_when="task/plan_rate>=0.98") ;;
-        tool_grpo) flags+=(--config.stop_when="success>=0.99" --config.algo.pack=2) ;;
+        tool_grpo) flags+=(--config.stop_when="success>=0.97" --config.algo.pack=2) ;;
       esac
       ;;
     *) echo "unknown task $task; tasks: half_blind, hidden_profile, planning_team" >&2; return 2 ;;
