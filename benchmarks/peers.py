@@ -84,7 +84,7 @@ def update(name: str, rows: int, tokens: int, repeats: int, device: str) -> None
     """Measure a policy-gradient step."""
     cfg = registry.get(name).config
     model = build(cfg, torch.float32, device).train()
-    before = pictured.SHORTEST if cfg.vision is None else pictured.shortest_prompt(cfg)
+    before = pictured.shortest_prompt(cfg)
     given = inputs_for(model, cfg, rows, before + tokens, device)
     if "mm_token_type_ids" in given:
         given["mm_token_type_ids"][:, before:] = 0

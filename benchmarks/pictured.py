@@ -9,8 +9,6 @@ from models.images import processor
 
 SIDE = 224
 """Height and width of a picture in pixels: 64 tokens, as a board of 8 by 8 cells."""
-SHORTEST = 1
-"""Tokens of the shortest prompt of text."""
 
 
 def beginning(cfg: ModelConfig) -> list[int]:
@@ -22,8 +20,8 @@ def beginning(cfg: ModelConfig) -> list[int]:
 
 
 def shortest_prompt(cfg: ModelConfig) -> int:
-    """Return the number of tokens of a picture alone."""
-    return len(beginning(cfg))
+    """Return the tokens of a picture alone, or 1 for a model of text."""
+    return 1 if cfg.vision is None else len(beginning(cfg))
 
 
 def prompts(cfg: ModelConfig, rows: int, length: int, rng: np.random.Generator) -> list[list[int]]:

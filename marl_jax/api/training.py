@@ -36,6 +36,8 @@ Model = str | Mapping[str, Any]
 """Name or path of a model, or fields of `config.model` with its name."""
 Rewards = Callable | str | Sequence[Callable | str] | Mapping[str, Callable | str]
 """One reward function, several, or {name: function}; a function may be given as "module:function"."""
+LEARN_PAIRS = ("dpo", "reward_model")
+"""Algorithms that read a file of pairs and hold a part of it out themselves."""
 
 
 def train(config: Source, workdir: str | Path | None = None, **changes: Any) -> Run:
@@ -211,7 +213,7 @@ def _train_on_data(
     name = own.pop("name") if "name" in own else own.pop("weights", "tiny")
     config = flags.load_experiment("dataset", f"{algorithm}+{name}").unlock()
     config.name, params["data"] = algorithm, _data(dataset, folder)
-    if "data" in config.algo:  # an algorithm that reads pairs and splits them itself
+    if algorithm in LEARN_PAIRS:
         config.algo.data = _one_file(params["data"])
         params = {**config.task.params.to_dict(), **params, "data": config.algo.data}
     try:

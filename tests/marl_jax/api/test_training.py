@@ -18,7 +18,7 @@ from marl_jax.api import registering
 from marl_jax.errors import ConfigError
 from marl_jax.running import console
 from marl_jax.running.signals import GracefulStop
-from marl_jax.schema import flags, overrides
+from marl_jax.schema import flags, overrides, validate
 from registries import import_module
 from tests.marl_jax import tiny_run, tiny_task
 
@@ -149,6 +149,7 @@ def test_data_and_rewards_become_plain_settings(monkeypatch):
     marl_jax.sft("tiny", "rows.jsonl", completion="{answer}")
     params = given["config"].task.params
     assert (params.data, params.completion) == (str(Path("rows.jsonl").absolute()), "{answer}")
+    validate.check(given["config"])
     for data, rewards, message in (
         ([{"prompt": object()}], right, "row 0 of the dataset is .* but must be JSON"),
         (ROWS, [], "rewards is empty, but must have at least one function"),
@@ -168,6 +169,7 @@ def test_pairs_are_one_file_for_the_algorithm_and_the_task(monkeypatch):
         config = given["config"]
         assert config.algo.name == name and config.checkpoint.best_metric == "pairs/accuracy"
         assert config.algo.data == config.task.params.data
+        validate.check(config)
         assert [json.loads(line) for line in Path(config.algo.data).read_text().splitlines()] == pairs
         assert make_task("dataset", **config.task.params.to_dict()).gold_reply(pairs[3]) == "3"
         with pytest.raises(ConfigError, match="pairs has the splits train, test, but must be rows or a file"):
