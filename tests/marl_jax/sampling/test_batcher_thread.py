@@ -217,7 +217,10 @@ def test_a_coroutine_that_gives_up_frees_its_rows(manual):
     batcher, thread = manual
 
     async def main():
+        thread.pause(SECONDS)  # so that one chunk has both
         tasks = [asyncio.ensure_future(thread.answer([i])) for i in (3, 4)]
+        await asyncio.sleep(0)  # both ask
+        thread.resume()
         while not batcher.entered.acquire(blocking=False):
             await asyncio.sleep(0.001)
         tasks[1].cancel()
