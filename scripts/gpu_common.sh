@@ -20,6 +20,23 @@ launch() { # launch SECONDS EXPERIMENT FORM [FLAGS...]: a run of the model $mode
     ${weights:+--config.model.weights="$weights"} "${flags[@]}" "${@:4}" || failed+=("$2/$3")
 }
 
+seeds_of() { # seeds_of NAME CONFIG [FLAGS...]: the seeds of a row in one process in $out/NAME, until the time $end
+  local more left=$((end - $(date +%s)))
+  read -ra more <<< "${FLAGS:-}"
+  [ "$left" -gt 30 ] || { echo "time is up before $1"; return 0; }
+  echo "== $1 ($left s left)"
+  XLA_PYTHON_CLIENT_MEM_FRACTION=${MEM_FRACTION:-$(awk "BEGIN {print 0.9 / $jobs}")} \
+    timeout --preserve-status --signal=TERM --kill-after=60 "$left" \
+    python launch.py --config="$2" --workdir="$out/$1" "${@:3}" "${more[@]}" >"$out/$1.log" 2>&1 ||
+    { echo "failed: $1"; tail -5 "$out/$1.log"; }
+}
+
+side_by_side() { # side_by_side FUNCTION ROW…: call FUNCTION ROW for all rows, $jobs at a time
+  export out jobs end
+  export -f seeds_of "${1?}"
+  printf '%s\n' "${@:2}" | xargs -P "$jobs" -I{} bash -c "$1 {}"
+}
+
 evaluated() { # evaluated NAME: the table of all runs in $out/NAME
   python -m experiments.tables.evaluated "$out/$1" || failed+=("$1/table")
 }
@@ -32,3 +49,5 @@ run_names() { # run_names NAME…: call these functions, append their output to 
   done
   [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
 }
+
+shared=$(compgen -A function | paste -sd '|') # the functions of this file

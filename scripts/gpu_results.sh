@@ -137,7 +137,7 @@ planning_reasoned() {                  # free completions with reasoning before 
     --config.algo.entropy_coef=0.0 --config.algo.tis_clip=2.0
 }
 
-helpers='check_names|launch|evaluated|run_names|run|train|evaluate|idle|debate|planning_table|reasoned'
+helpers="$shared|run|train|evaluate|idle|debate|planning_table|reasoned"
 names=$(declare -F | awk '{print $3}' | grep -vxE "$helpers" | paste -sd ' ')
 [ $# -gt 0 ] || { echo "names: $names" >&2; exit 2; }
 check_names "$names" "$@"

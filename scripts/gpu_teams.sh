@@ -11,14 +11,13 @@
 # Results are written to $OUT (default: runs/gpu_teams), the tables to $OUT/tables. The same command continues where it was
 # stopped; after LIMIT seconds all runs save and stop. FLAGS are added to every run.
 source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
-export out model=qwen2.5-coder-1.5b jobs=${JOBS:-3} end=$(($(date +%s) + ${LIMIT:-86400}))
-export seeds=${SEEDS:-0,1,2}
+model=qwen2.5-coder-1.5b jobs=${JOBS:-3} end=$(($(date +%s) + ${LIMIT:-86400})) seeds=${SEEDS:-0,1,2}
+export model seeds
 
 # shellcheck disable=SC2317,SC2329 # called by xargs
 row() { # row TASK:FORM[:GAME[:STEPS[:SEEDS]]]
-  local task form game steps own_seeds folder flags parts=16
+  local task form game steps own_seeds flags parts=16
   IFS=: read -r task form game steps own_seeds <<<"$1"
-  folder=$out/${1//[:,]/_}
   case $task in
     half_blind | hidden_profile)
       flags=(--config.steps="${steps:-20}" --config.eval.every="${EVERY:-10}" --config.stop_when="success>=0.98")
@@ -33,22 +32,15 @@ row() { # row TASK:FORM[:GAME[:STEPS[:SEEDS]]]
       ;;
     *) echo "unknown task $task; tasks: half_blind, hidden_profile, planning_team" >&2; return 2 ;;
   esac
-  local more left=$((end - $(date +%s)))
-  read -ra more <<<"${FLAGS:-}"
-  [ "$left" -gt 30 ] || { echo "time is up before $1"; return 0; }
-  echo "== $1 ($left s left)"
-  XLA_PYTHON_CLIENT_MEM_FRACTION=${MEM_FRACTION:-$(awk "BEGIN {print 0.9 / $jobs}")} \
-    timeout --preserve-status --signal=TERM --kill-after=60 "$left" \
-    python launch.py --config="experiments/$task.py:$form+$model" --workdir="$folder" --seeds="${own_seeds:-$seeds}" "${flags[@]}" \
+  seeds_of "${1//[:,]/_}" "experiments/$task.py:$form+$model" --seeds="${own_seeds:-$seeds}" "${flags[@]}" \
     --config.eval.test=always --config.checkpoint.every=1000 --config.checkpoint.best_metric= \
     --config.algo.grad_accum_steps="${ACCUM:-$parts}" --config.model.remat="${REMAT:-full}" \
-    ${QWEN_15B:+--config.model.weights="$QWEN_15B"} "${more[@]}" >"$folder.log" 2>&1 || { echo "failed: $1"; tail -5 "$folder.log"; }
+    ${QWEN_15B:+--config.model.weights="$QWEN_15B"}
 }
-export -f row
 
 [ $# -gt 0 ] || set -- half_blind:at_grpo_shared hidden_profile:at_grpo_shared planning_team:at_grpo_per_role \
   planning_team:tool_grpo:plan_path:4 hidden_profile:all_grpo half_blind:all_grpo hidden_profile:seat_grpo half_blind:seat_grpo
-printf '%s\n' "$@" | xargs -P "$jobs" -I{} bash -c 'row {}'
+side_by_side row "$@"
 
 count=$(tr ',' '\n' <<<"$seeds" | wc -l)
 collect() { python -m "experiments.tables.$1" --workdir="$out/tables/$1" --model=$model --runs="$out" --seeds="$count" --collect "${@:2}"; }
