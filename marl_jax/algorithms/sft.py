@@ -95,7 +95,8 @@ def demonstrations(run: RunParts) -> Demonstrations:
     except ValueError as error:
         raise ConfigError([f"config.algo.data is {algo.data!r}: {error}"]) from error
     rows = round(algo.data_frac * shown.rows)
-    return dataclasses.replace(shown, recorded=recorded, recorded_rows=rows, gain_weight=algo.gain_weight)
+    gains = dict(gain_weight=algo.gain_weight, min_gain=algo.min_gain)
+    return dataclasses.replace(shown, recorded=recorded, recorded_rows=rows, **gains)
 
 
 class Imitation:

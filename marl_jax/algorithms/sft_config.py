@@ -36,6 +36,9 @@ class SFTSettings(LearnerSettings):
     data: str = setting("", TEXT, "Folder of recorded moves to imitate in addition to the bot; '': none")
     data_frac: float = setting(0.75, number(0, 1), "Fraction of rows with recorded moves, if there are any")
     gain_weight: float = setting(2.0, number(0), "Additional loss weight of a recorded move per unit of its gain")
+    min_gain: float = setting(
+        0.0, number(0), "Lowest gain of a recorded move that is imitated; with less, the bot's move is"
+    )
     loss_agg: str = setting(
         "completion",
         choice("completion", "token"),

@@ -56,6 +56,7 @@ class Demonstrations(GameRollout):
             other positions, drawn at random.
         recorded_rows: Number of rows with recorded moves.
         gain_weight: Additional weight of a recorded move per unit of its gain.
+        min_gain: Lowest gain of a recorded move that is shown; with less, the bot moves in its position.
     """
 
     bot: Bot | None = None
@@ -64,6 +65,7 @@ class Demonstrations(GameRollout):
     recorded: RecordedMoves | None = None
     recorded_rows: int = 0
     gain_weight: float = 0.0
+    min_gain: float = 0.0
 
     @property
     def lookahead(self) -> int:
@@ -129,9 +131,11 @@ class Demonstrations(GameRollout):
         """Make one move of the bot in every row; see `GameRollout._turn`."""
         assert self.bot is not None
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
-        games, recalled, move, weight = self._recall(games, act_keys)
+        games, recalled, move, gain = self._recall(games, act_keys)
         seen = self._look(games)
-        best = jnp.where(recalled, self._as_seen(move, seen), jax.vmap(self.bot.act)(seen.view, act_keys))
+        improved = recalled & (gain >= self.min_gain)
+        weight = jnp.where(improved, 1 + self.gain_weight * gain, 1.0)
+        best = jnp.where(improved, self._as_seen(move, seen), jax.vmap(self.bot.act)(seen.view, act_keys))
         # A bot without a good move may return an illegal one, which is not learned from.
         known = jnp.take_along_axis(seen.legal, best[:, None], axis=1)[:, 0]
         best = jnp.where(known, best, jnp.argmax(seen.legal, axis=1))
@@ -166,11 +170,11 @@ class Demonstrations(GameRollout):
 
         Returns:
             The games, and for each row whether its position is a recorded one (bool [B]), the recorded move (int32 [B])
-            and its weight (float32 [B]).
+            and its gain (float32 [B]).
         """
         nothing = jnp.zeros((self.rows,), jnp.int32)
         if self.recorded is None:
-            return games, nothing > 0, nothing, jnp.ones((self.rows,))
+            return games, nothing > 0, nothing, jnp.zeros((self.rows,))
         moves, recalled = self.recorded, jnp.arange(self.rows) < self.recorded_rows
         which = jax.vmap(lambda key: jax.random.randint(key, (), 0, len(moves.actions)))(keys)
 
@@ -180,9 +184,8 @@ class Demonstrations(GameRollout):
             return jnp.where(like(recalled, now), jnp.asarray(saved)[which].astype(now.dtype), now)
 
         state = jax.tree.map(shown, games.state, moves.states)
-        weight = 1 + self.gain_weight * jnp.asarray(moves.gains)[which]
         action = jnp.asarray(moves.actions)[which].astype(jnp.int32)
-        return dataclasses.replace(games, state=state), recalled, action, jnp.where(recalled, weight, 1.0)
+        return dataclasses.replace(games, state=state), recalled, action, jnp.asarray(moves.gains)[which]
 
     def _as_seen(self, action: jax.Array, seen: Seen) -> jax.Array:
         """Return actions of the game as the acting seats see them."""

@@ -173,11 +173,22 @@ def test_search_is_no_worse_than_the_bot_and_repeats(tmp_path, capsys):
 
 
 @pytest.mark.nightly
+def test_all_seats_search_and_play_the_bots_move_when_they_are_lost(tmp_path):
+    assert search_games.main([f"--out={tmp_path}", *FLAGS, "--games=64", "--seats=all"]) == 0
+    assert recorded.summary(tmp_path)["difference_high"] > 0
+    assert set(recorded.read(tmp_path, SMALL).states.seat.tolist()) == {0, 1}
+    data = np.load(tmp_path / "games-00000.npz", allow_pickle=False)
+    deviates, lost = data["action"] != data["blueprint"], data["lost"] > 0
+    assert np.all(data["searched"]) and np.any(lost) and np.any(deviates) and not np.any(deviates & lost)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("players", [3, 4, 5])
 def test_more_players_search_too(players):
     game = Hanabi(players=players, colors=3, hand_size=3)
     search = SearchBot(game, ConventionBot(game), hands=128, screening=4, finalists=3, rollouts=32)
-    games = jax.jit(search_games.play, static_argnums=0)(search, jax.random.split(jax.random.key(0), 16), players - 1)
+    last_seat = np.arange(players) == players - 1
+    games = jax.jit(search_games.play, static_argnums=0)(search, jax.random.split(jax.random.key(0), 16), last_seat)
     assert float(jnp.mean(games.scores - games.of_bot)) > -0.5
     assert np.all(np.asarray(games.choices.lost)[np.asarray(games.live)] == 0)
 

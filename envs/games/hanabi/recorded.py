@@ -19,7 +19,7 @@ def rules_of(game: Hanabi) -> dict[str, Any]:
 def read(folder: Path, game: Hanabi) -> RecordedMoves:
     """Read the moves that the command has written to a folder.
 
-    Only those of the searching seat are returned.
+    Only those of the searching seats are returned.
 
     Raises:
         ValueError: If there are none, or they are of another game.

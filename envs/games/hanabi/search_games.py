@@ -1,7 +1,11 @@
-"""Play games of Hanabi with one searching seat and record their moves.
+"""Play games of Hanabi with searching seats and record their moves.
 
     python -m envs.games.hanabi.search_games --out=runs/small_search --preset=small --games=256
     python -m envs.games.hanabi.search_games --out=runs/search --games=4096 --batch=256 --hands=1024 --rollouts=256
+    python -m envs.games.hanabi.search_games --out=runs/small --preset=small --seats=all --screening=16 --rollouts=64
+
+One seat searches, in turns, and the others play the bot. With --seats=all, every seat searches as if the others played
+the bot, and plays the bot's move once their moves cannot be explained that way.
 
 The bot plays the same decks in all seats, so that scores can be compared game by game. After every batch, its games
 are written to a file in --out and the scores of all games so far to a line of the table, so the command can be stopped
@@ -36,7 +40,7 @@ class SearchGames(NamedTuple):
         of_bot: int32 [B]. Scores of the bot in all seats with the same decks.
         states: Positions before each turn, arrays [T, B, …], without decks.
         choices: The moves, arrays [T, B]; those of the other seats have no gain.
-        searched: bool [T, B]. Whether the move was made by the searching seat.
+        searched: bool [T, B]. Whether the move was made by a searching seat.
         live: bool [T, B]. Whether the game was not over yet.
     """
 
@@ -48,17 +52,17 @@ class SearchGames(NamedTuple):
     live: jax.Array
 
 
-def play(search: SearchBot, keys: jax.Array, seat: jax.Array | int) -> SearchGames:
-    """Play games in which one seat searches and the others follow its bot.
+def play(search: SearchBot, keys: jax.Array, searching: jax.Array) -> SearchGames:
+    """Play games in which some seats search and the others follow their bot.
 
     Args:
         search: Settings of the search.
         keys: Random keys [B], one per game; they determine the decks and the search.
-        seat: int32 []. Seat that searches, the same in all games.
+        searching: bool [P]. Seats that search, the same in all games.
     """
     game, rows = search.game, keys.shape[0]
     first = jax.vmap(game.reset)(keys)
-    memory = jax.vmap(search.begin, (0, None))(first, seat)
+    memories = jax.vmap(lambda seat: jax.vmap(search.begin, (0, None))(first, seat))(jnp.arange(game.players))
 
     def follow(memory, states: HanabiState, keys: jax.Array) -> Choice:
         action = jax.vmap(search.bot.act)(states, keys)
@@ -66,18 +70,20 @@ def play(search: SearchBot, keys: jax.Array, seat: jax.Array | int) -> SearchGam
         return Choice(action, action, nothing, nothing, jnp.zeros((rows,), jnp.int32))
 
     def turn(carry, number: jax.Array):
-        states, memory = carry
+        states, memories = carry
         turn_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
-        own = number % game.players == seat
+        seat = number % game.players
+        own, memory = searching[seat], jax.tree.map(lambda x: x[seat], memories)
         choices = jax.lax.cond(
             own & ~jnp.all(states.over), jax.vmap(search.choose), follow, memory, states, turn_keys
         )  # fmt: skip
-        memory = jax.vmap(search.observe)(memory, states, choices.action)
+        observe = jax.vmap(jax.vmap(search.observe), (0, None, None))
+        memories = observe(memories, states, choices.action)
         after, _ = jax.vmap(game.step)(states, choices.action)
         record = jax.vmap(without_deck)(states), choices, jnp.broadcast_to(own, (rows,)), ~states.over
-        return (after, memory), record
+        return (after, memories), record
 
-    (last, _), record = jax.lax.scan(turn, (first, memory), jnp.arange(game.max_turns))
+    (last, _), record = jax.lax.scan(turn, (first, memories), jnp.arange(game.max_turns))
     score = jax.vmap(game.score)
     return SearchGames(score(last), score(play_out(game, search.bot, first)), *record)
 
@@ -130,6 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--players", type=int, default=2, help="Number of players.")
     parser.add_argument("--games", type=int, default=256, help="Number of games.")
     parser.add_argument("--batch", type=int, default=32, help="Number of games played at the same time, and per file.")
+    parser.add_argument("--seats", default="one", choices=("one", "all"), help="Seats that search.")
     parser.add_argument("--seed", type=int, default=0, help="Random seed.")
     limit = "Seconds within which the last batch should end; it is estimated from the batch before."
     parser.add_argument("--limit", type=float, default=float("inf"), help=limit)
@@ -144,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
         "game": recorded.rules_of(game),
         "search": {field.name: getattr(flags, field.name) for field in settings},
     }
-    described |= {"seed": flags.seed, "batch": flags.batch}
+    described |= {"seats": flags.seats, "seed": flags.seed, "batch": flags.batch}
     flags.out.mkdir(parents=True, exist_ok=True)
     place = flags.out / "search.json"
     if place.exists() and json.loads(place.read_text()) != described:
@@ -160,7 +167,8 @@ def main(arguments: list[str] | None = None) -> int:
         if (before := time.monotonic() - start) + last > flags.limit:
             break
         keys = jax.random.split(jax.random.fold_in(jax.random.key(flags.seed), number), flags.batch)
-        arrays = decisions(program(search, keys, number % game.players))  # seats search in turns
+        searching = (np.arange(game.players) == number % game.players) | (flags.seats == "all")
+        arrays = decisions(program(search, keys, searching))
         part = file.with_suffix(".part")
         with part.open("wb") as out:
             np.savez_compressed(out, **arrays)

@@ -134,6 +134,15 @@ def test_recorded_moves_fill_the_first_rows(symmetric):
     possible = {int(symmetry(game).map_action(a, i)) for a in hints for i in range(2 if symmetric else 1)}
     assert set(seen[:, :3].ravel().tolist()) <= possible
     assert symmetric or set(seen[:, :3][weights[:, :3] == 2].tolist()) == {hints[1]}
+    if symmetric:
+        return
+    # Only the second position has a gain; in the others the bot moves.
+    strict = jax.jit(dataclasses.replace(mixed, min_gain=0.3).play)({}, start, jax.random.key(1))[0]
+    np.testing.assert_array_equal(np.asarray(strict.loss_weights).reshape(6, 8), weights)
+    chosen = np.asarray(strict.action).reshape(6, 8)[:, :3]
+    bot = jax.vmap(lambda state: plain.bot.act(state, jax.random.key(0)))(states).tolist()
+    assert set(chosen[weights[:, :3] == 2].tolist()) == {hints[1]}
+    assert set(chosen[weights[:, :3] == 1].tolist()) == {bot[i] for i in (0, 2, 3)}
 
 
 @pytest.mark.parametrize("changes, message", [
