@@ -11,6 +11,7 @@ from marl_jax.algorithms.at_grpo_config import ATGRPOSettings
 from marl_jax.algorithms.coma_config import COMASettings
 from marl_jax.algorithms.grpo_config import GRPOSettings
 from marl_jax.algorithms.maddpg_config import MADDPGSettings
+from marl_jax.algorithms.playouts_config import PlayoutSettings
 from marl_jax.algorithms.ppo_config import PPOSettings
 from marl_jax.algorithms.preference_config import DPOSettings, IPOSettings, NashMDSettings, SPPOSettings
 from marl_jax.algorithms.qmix_config import QMIXSettings
@@ -79,6 +80,11 @@ def coma(**changes) -> ConfigDict:
 def maddpg(**changes) -> ConfigDict:
     """Configure MADDPG with the exact gradient over all actions."""
     return make("maddpg", MADDPGSettings, **changes)
+
+
+def playouts(**changes) -> ConfigDict:
+    """Configure policy improvement by playouts of a bot."""
+    return make("playouts", PlayoutSettings, **changes)
 
 
 def sft(**changes) -> ConfigDict:

@@ -34,7 +34,7 @@ class Scores(NamedTuple):
         values: Critic values before each token. A critic of actions gives the value of the action that was taken, or
             of the joint action of the round if it is mixed.
         legal: Log-probabilities, without the mask, of all tokens that continue a legal name; None if not needed.
-        action_logps: float32 [N, S, A], log-probabilities of all actions, with the critic `q_central` only.
+        action_logps: float32 [N, S, A], log-probabilities of all actions, if the critic or the rollout values them.
         action_values: float32 [N, S, A], values of all actions, with the critic `q_central` only.
     """
 
@@ -65,15 +65,17 @@ def score(
     adapters = policy.adapters(weights, samples.policy)
     before = before_answers(policy, weights["model"], samples, adapters)
     logps, entropy = policy.answers.score(policy.model, weights, before, samples, policy.temperature)
-    if policy.critic == "q_central":
+    likely = None
+    if policy.critic == "q_central" or samples.action_values is not None:
         assert isinstance(policy.answers, Constrained)
         likely = policy.answers.action_logps(policy.model, weights, before, samples, policy.temperature)
+    if policy.critic == "q_central":
         of_actions = central_action_values(policy, weights, samples)
         values = samples.to_tokens(value_taken(of_actions, samples))
         return Scores(logps, entropy, values, action_logps=likely, action_values=of_actions)
     values = _values(policy, weights, samples, before, adapters)
     if not legal:
-        return Scores(logps, entropy, values)
+        return Scores(logps, entropy, values, action_logps=likely)
     # The mask divides all probabilities by that of the allowed tokens.
     unmasked, _ = token_logprobs(policy.model, weights["model"], before, samples.targets, policy.temperature)
     return Scores(logps, entropy, values, (unmasked - logps) * samples.mask())

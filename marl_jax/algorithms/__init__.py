@@ -20,6 +20,7 @@ ALGORITHMS.add("vdn", "marl_jax.algorithms.vdn:VDN")
 ALGORITHMS.add("qmix", "marl_jax.algorithms.qmix:QMIX")
 ALGORITHMS.add("coma", "marl_jax.algorithms.coma:COMA")
 ALGORITHMS.add("maddpg", "marl_jax.algorithms.maddpg:MADDPG")
+ALGORITHMS.add("playouts", "marl_jax.algorithms.playouts:PLAYOUTS")
 
 
 def settings_from(algo: ConfigDict) -> LearnerSettings:

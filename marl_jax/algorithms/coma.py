@@ -87,6 +87,13 @@ def with_others_actions(policy: Policy, samples: Samples) -> Samples:
 
 def rollout(run: RunParts) -> Rollout:
     """Build the rollout of a game whose action names have one token each."""
+    check_one_token(run)
+    assert run.game is not None
+    return GameRollout(**run.game.arguments)
+
+
+def check_one_token(run: RunParts) -> None:
+    """Raise a `ConfigError` if the name of an action has several tokens."""
     assert run.game is not None
     for backbone in run.game.arguments["team"].backbones:
         if (width := backbone.policy.width) > 1:
@@ -97,7 +104,6 @@ def rollout(run: RunParts) -> Rollout:
                     "Use a text or a tokenizer with names of one token, such as env.text 'brief'"
                 ]
             )
-    return GameRollout(**run.game.arguments)
 
 
 COMA = Algorithm(

@@ -222,6 +222,15 @@ def check_named_actions(c: ConfigDict) -> Iterator[str]:
         )
 
 
+def check_known_bot(c: ConfigDict) -> Iterator[str]:
+    """Yield a problem if the game has no bot `algo.bot`."""
+    from envs.games.bots import bot_names
+
+    known = bot_names(c.env.name)
+    if c.algo.bot and c.algo.bot not in known:
+        yield f"config.algo.bot is {c.algo.bot!r}, but must be '' or a bot of {c.env.name}: {', '.join(known)}"
+
+
 def check_cooperative(c: ConfigDict) -> Iterator[str]:
     """Yield a problem if the seats of the game play against each other."""
     from envs.games import registry as games

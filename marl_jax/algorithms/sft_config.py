@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ml_collections import ConfigDict
 
-from marl_jax.algorithms.common_config import check_no_other_players
+from marl_jax.algorithms.common_config import check_known_bot, check_no_other_players
 from marl_jax.fields import TEXT, TEXTS, Rule, choice, number
 from marl_jax.learning.settings import LearnerSettings, setting
 
@@ -49,16 +49,13 @@ class SFTSettings(LearnerSettings):
 def check(c: ConfigDict) -> Iterator[str]:
     """Yield the problems of a config with supervised fine-tuning."""
     from envs.games import registry as games
-    from envs.games.bots import bot_names
     from envs.games.entry import GAMES
 
     if c.algo.data and c.task.name:
         yield f"config.algo.data is {c.algo.data!r}, but must be '' for tasks, which have no recorded moves"
     if c.task.name:  # its reference completions are checked when the run is built, because that reads the data
         return
-    known = bot_names(c.env.name)
-    if c.algo.bot and c.algo.bot not in known:
-        yield f"config.algo.bot is {c.algo.bot!r}, but must be '' or a bot of {c.env.name}: {', '.join(known)}"
+    yield from check_known_bot(c)
     kinds = games.make(c.env.name, **c.env.params.to_dict()).action_kinds
     for kind in kind_weights(c.algo.kind_weights):
         if kind not in kinds:

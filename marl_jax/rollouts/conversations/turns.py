@@ -34,6 +34,7 @@ class Turn:
         counts: float32 [B·K]. Weight of the completion in the loss.
         central: Input of a central critic, or None.
         media: [B, C]. Codes of the media in the prompts or prompts of speakers, or None.
+        action_values: float32 [B, A]. Returns of all actions, or None.
     """
 
     prompts: jax.Array | None
@@ -50,6 +51,7 @@ class Turn:
     counts: jax.Array
     central: tuple[jax.Array, jax.Array] | None = None
     media: jax.Array | None = None
+    action_values: jax.Array | None = None
 
 
 def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -> Samples:
@@ -91,6 +93,7 @@ def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -
         values=answers(decision.values),
         central=None if turns.central is None else tuple(map(each, turns.central)),
         media=None if turns.media is None else rows(turns.media),
+        action_values=None if turns.action_values is None else each(turns.action_values),
         completion_at=jnp.arange(n, dtype=jnp.int32).reshape(turns_, games) if candidates == 1 else None,
     )
     fields |= {name: answers(more.pop(name)) for name in ("group", "member") if name in more}
