@@ -12,5 +12,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 exec timeout --preserve-status --signal=TERM --kill-after=120 "${LIMIT:-1500}" \
   python -m experiments.tables.cooperative --workdir="${OUT:-runs/gpu_cooperative}" --seeds="${SEEDS:-2}" \
-  --steps="${STEPS:-600}" --jobs="${JOBS:-5}" --config.rollout.num_envs=512 --config.eval.games=512 \
+  --steps="${STEPS:-600}" --jobs="${JOBS:-5}" --only=small_hanabi --config.rollout.num_envs=512 --config.eval.games=512 \
   --config.eval.every=100 "$@"

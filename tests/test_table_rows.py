@@ -277,14 +277,25 @@ def test_cooperative_page(tmp_path, capsys):
     assert set(cooperative.WORDS) == set(cooperative_forms.FORMS)
     with pytest.raises(SystemExit, match="--model is smollm2, but the table has the embedded model only"):
         plan_of(cooperative, tmp_path, "--model=smollm2")
-    folder = tmp_path / "small_hanabi-qmix-0"
-    folder.mkdir()
-    scores = [{"step": step, "opponent": "self", "score": score} for step, score in ((0, 1.0), (1, 4.0), (2, 3.0))]
     steps = [{"step": step, "completions": 2048} for step in (1, 2)]
-    for name, rows in (("eval", scores), ("metrics", steps)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for game, figure in (("small_hanabi", "score"), ("two_role_path", "success")):
+        (folder := tmp_path / f"{game}-qmix-0").mkdir()
+        scores = [
+            {
+                "step": step,
+                "opponent": "self",
+                "score": 9.0,
+                figure: x,
+                f"{figure}_low": x - 0.1,
+                f"{figure}_high": x + 0.1,
+            }
+            for step, x in ((0, 0.2), (1, 0.8), (2, 0.4))
+        ]
+        for name, rows in (("eval", scores), ("metrics", steps)):
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = collect(cooperative, tmp_path, capsys)
-    assert "| Small Hanabi | QMIX | 4,096 | 1.00 | **3.00** | 4.00 |" in text
+    for game in cooperative.GAMES.values():
+        assert f"| {game} | QMIX | 4,096 | 0.20 | **0.40** [0.30, 0.50] | 0.80 |" in text
 
 
 @pytest.mark.nightly
@@ -300,7 +311,7 @@ def test_cooperative_table_from_end_to_end(tmp_path):
     assert runner.main(cooperative.TABLE, [f"--workdir={tmp_path}", *flags]) == 0
     text = (tmp_path / "cooperative.md").read_text()
     for name in cooperative.WORDS.values():
-        assert f"| Small Hanabi | {name} | 32 |" in text
+        assert all(f"| {game} | {name} | 32 |" in text for game in cooperative.GAMES.values())
 
 
 def test_curves_stay_inside_their_panels():
