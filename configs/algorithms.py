@@ -158,6 +158,7 @@ def imitation_stage(steps: int, lr: float, rollout: dict, **changes) -> ConfigDi
     # A bot plays all seats and all levels.
     stage.opponents = dict(self_play_frac=1.0, pool_size=0, bot_frac=0.0, bots=())
     stage.curriculum = dict(enabled=False)
+    stage.level_replay = dict(method="")
     stage.eval = dict(best_of=1)  # there is no trained value head yet
     return stage
 

@@ -3,9 +3,9 @@
     python launch.py --config=experiments/level_replay.py                        # ACCEL on Plan-Path
     python launch.py --config=experiments/level_replay.py:uniform+plan_path
 
-A form is METHOD or METHOD+GAME: `uniform`, `plr`, `robust_plr` or `accel`, and `plan_path` (5x5) or `sokoban` (5x5 with
-its walls). All methods play the same number of turns per step with PPO from scratch and are evaluated on held-out
-levels. Robust methods learn from half of the turns only (docs/level_replay.md).
+A form is METHOD or METHOD+GAME: `uniform`, `plr`, `robust_plr` or `accel`, and `plan_path` (5x5, PPO from scratch) or
+`sokoban` (6x6, PPO after 60 steps of imitation). All methods play the same number of turns per step and are evaluated
+on held-out levels. Robust methods learn from half of the turns only (docs/level_replay.md).
 """
 
 from configs import algorithms, defaults
@@ -13,7 +13,7 @@ from configs import algorithms, defaults
 METHODS = ("uniform", "plr", "robust_plr", "accel")
 GAMES = {
     "plan_path": dict(size=5, budget=12, n_train=2048, n_test=2048, shaping_reward=2.0),
-    "sokoban": dict(size=5, budget=12, n_train=200, n_test=64, shaping_reward=1.0),
+    "sokoban": dict(size=6, budget=20, n_train=2048, n_test=1024, shaping_reward=1.0),
 }
 
 
@@ -37,4 +37,9 @@ def get_config(form: str | None = None):
     config.optim.update(dict(lr=3e-3, schedule="constant", warmup=5))
     config.eval.update(dict(every=150, games=2048, opponents=(), temperature=1.0))
     config.checkpoint.update(dict(every=150, best_metric="self/success"))
+    if game == "sokoban":  # PPO from scratch solves no level at this scale
+        config.optim.lr = 1e-3
+        config.first_stage = algorithms.imitation_stage(
+            steps=60, lr=3e-3, rollout=dict(num_envs=64, unroll_length=12), minibatches=4
+        )
     return config

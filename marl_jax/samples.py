@@ -82,7 +82,7 @@ class Samples:
             `lookahead` turns were only played to provide values that close the streams before them.
         media: uint8 or uint16 [N, C], codes of the media in the row's prompt, see `envs.games.medium`; or int32 [N, C],
             prompt of the speaker whose soft message it contains, -1 where there is none. None for text.
-        action_values: float32 [N, S, A]. Returns of all actions, 0 for illegal ones, if the rollout estimates them.
+        action_values: float32 [N, S, A]. Values of all actions, 0 for illegal ones; None if the rollout has none.
         informative: bool [N, S]. Whether the rewards of the completion's group differ; None without groups.
         lookahead: Number of lookahead turns in `completion_at`.
         n_groups: Number of groups.

@@ -2,10 +2,10 @@
 
     ∇J = Σ_a ∇π(a | o) V(s, a)
 
-V(s, a) is the return of action a in state s if a bot plays all seats from then on. The sum over actions is exact, so
-an action need not be sampled to be learned. The values are those of the true state s, which the policy does not see.
-Because ∇J averages them over all states with the observation o, the policy learns the best move given o, not the move
-that is best in hindsight.
+V(s, a) is the return of action a in state s if a bot plays all seats from then on, minus that of the bot's own action.
+The sum over actions is exact, so an action need not be sampled to be learned. The values are those of the true state s,
+which the policy does not see. Because ∇J averages them over all states with the observation o, the policy learns the
+best move given o, not the move that is best in hindsight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.agents.policy import Policy
-from marl_jax.agents.scoring import Scores
+from marl_jax.agents.scoring import Scores, value_taken
 from marl_jax.algorithms import coma, playouts_config
 from marl_jax.algorithms.algorithm import Algorithm
 from marl_jax.algorithms.playouts_config import PlayoutSettings
@@ -41,25 +41,20 @@ class ExpectedReturn(Objective):
     def loss(
         self, samples: Samples, weighed: jax.Array, scores: Scores, algo: PlayoutSettings, scheduled: Scheduled
     ) -> tuple[jax.Array, dict]:
-        """Compute the loss of some rows and metrics.
-
-        `policy_loss` is the expected loss in return compared with the action that is best in hindsight.
-        """
-        assert scores.action_logps is not None and samples.action_values is not None and samples.legal is not None
-        best = jnp.max(jnp.where(samples.legal, samples.action_values, -jnp.inf), axis=-1, keepdims=True)
-        values = jnp.where(samples.legal, samples.action_values - best, 0.0)  # a constant does not change the gradient
+        """Compute the loss of some rows and metrics."""
+        assert scores.action_logps is not None and samples.action_values is not None
         metrics = {
-            "policy_loss": -jnp.sum(weighed * coma.expected(values, scores.action_logps)),
+            "policy_loss": -jnp.sum(weighed * coma.expected(samples.action_values, scores.action_logps)),
             "entropy": jnp.sum(weighed * samples.at_first(scores.entropy)),
         }
         loss = metrics["policy_loss"] - scheduled.entropy_coef * metrics["entropy"]
         return loss, {**metrics, "loss": loss}
 
     def summary(self, samples: Samples, algo: PlayoutSettings) -> dict[str, jax.Array]:
-        """Compute the mean return of the actions that were taken."""
-        assert samples.action_values is not None and samples.action is not None
-        taken = jnp.take_along_axis(samples.action_values, samples.action[..., None], axis=2)[..., 0]
-        return {"return": jnp.sum(samples.loss_weights * taken) / jnp.maximum(jnp.sum(samples.loss_weights), 1.0)}
+        """Compute the mean value of the actions that were taken."""
+        assert samples.action_values is not None
+        taken = value_taken(samples.action_values, samples)
+        return {"gain": jnp.sum(samples.loss_weights * taken) / jnp.maximum(jnp.sum(samples.loss_weights), 1.0)}
 
 
 def rollout(run: RunParts) -> Rollout:

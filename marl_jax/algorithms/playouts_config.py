@@ -17,8 +17,8 @@ class PlayoutSettings(LearnerSettings):
     """Settings of policy improvement by playouts."""
 
     bot: str = setting("", TEXT, "Bot that finishes the games; '': the best one of the game")
-    entropy_coef: float = redefault(PolicyGradientSettings, "entropy_coef", 0.1)
-    entropy_ratio: float = redefault(PolicyGradientSettings, "entropy_ratio", 0.1)
+    entropy_coef: float = redefault(PolicyGradientSettings, "entropy_coef", 0.01)
+    entropy_ratio: float = redefault(PolicyGradientSettings, "entropy_ratio", 0.0)
 
 
 def check(c: ConfigDict) -> Iterator[str]:

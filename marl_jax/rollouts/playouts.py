@@ -19,7 +19,10 @@ from marl_jax.rollouts.games import GameRollout, Games, like
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlayoutRollout(GameRollout):
-    """A rollout with the return of every action of every turn (`Samples.action_values`).
+    """A rollout with the value of every action of every turn (`Samples.action_values`).
+
+    Values are relative to the bot's action. The values of the actions that are taken in a game sum up, on average, to
+    the difference between its return and that of the bot in all seats (Kakade and Langford 2002).
 
     Attributes:
         bot: Bot that finishes the games, in all seats.
@@ -33,7 +36,12 @@ class PlayoutRollout(GameRollout):
         after, conversations, (record, places), finished = super()._move(
             prepared, opponent, games, conversations, act_keys, other_keys
         )
-        values = action_returns(self.game, self.bot, games.state, record.seat, other_keys, self._weigh)
+        returns = action_returns(self.game, self.bot, games.state, record.seat, other_keys, self._weigh)
+        action = jax.vmap(self.bot.act)(games.state, other_keys)[:, None]
+        # A bot without a good move may return an illegal one.
+        known = jnp.take_along_axis(record.legal, action, axis=1)
+        action = jnp.where(known, action, jnp.argmax(record.legal, axis=1)[:, None])
+        values = jnp.where(record.legal, returns - jnp.take_along_axis(returns, action, axis=1), 0.0)
         return after, conversations, (dataclasses.replace(record, action_values=values), places), finished
 
 

@@ -71,6 +71,7 @@ TRAINING: dict[str, dict[str, str]] = {
         "magnet_kl": "KL divergence from the slowly moving copy of the policy",
         "value": "Mean predicted value",
         "return": "Mean return that the critic is trained on",
+        "gain": "Mean value of a move relative to the bot's; summed over a game, the difference in score",
         "explained_variance": "Share of the variance of returns that the critic explains",
         "td_error": "Mean absolute difference between the values of joint actions and their targets",
         "baseline/*": "Moving average of the returns of this seat",

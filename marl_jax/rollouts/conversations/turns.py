@@ -34,7 +34,7 @@ class Turn:
         counts: float32 [B·K]. Weight of the completion in the loss.
         central: Input of a central critic, or None.
         media: [B, C]. Codes of the media in the prompts or prompts of speakers, or None.
-        action_values: float32 [B, A]. Returns of all actions, or None.
+        action_values: float32 [B, A]. Values of all actions, or None.
     """
 
     prompts: jax.Array | None
