@@ -20,6 +20,4 @@ def get_config(model: str | None = None):
     config.algo = algorithms.playouts(**parts)
     config.env.params.consolation = 0.0
     config.reward.update(dict(team=1.0, process=1.0))  # returns and the entropy bonus are in points
-    if not model:
-        config.steps = 400
     return config

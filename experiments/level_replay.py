@@ -13,7 +13,7 @@ from configs import algorithms, defaults
 METHODS = ("uniform", "plr", "robust_plr", "accel")
 GAMES = {
     "plan_path": dict(size=5, budget=12, n_train=2048, n_test=2048, shaping_reward=2.0),
-    "sokoban": dict(size=6, budget=20, n_train=2048, n_test=1024, shaping_reward=1.0),
+    "sokoban": dict(size=6, budget=20, n_train=2048, n_test=1024),
 }
 
 

@@ -18,7 +18,7 @@ class PlayoutSettings(LearnerSettings):
 
     bot: str = setting("", TEXT, "Bot that finishes the games; '': the best one of the game")
     entropy_coef: float = redefault(PolicyGradientSettings, "entropy_coef", 0.01)
-    entropy_ratio: float = redefault(PolicyGradientSettings, "entropy_ratio", 0.0)
+    entropy_ratio: float = redefault(PolicyGradientSettings, "entropy_ratio", 0.1)
 
 
 def check(c: ConfigDict) -> Iterator[str]:

@@ -24,7 +24,7 @@ from marl_jax.running.rows import KINDS
 
 log = logging.getLogger(__name__)
 
-BAR = ("success", "return", "entropy", "kl", "approx_kl", "games_per_s", "episodes_per_s", "tokens_per_s")
+BAR = ("success", "return", "gain", "entropy", "kl", "approx_kl", "games_per_s", "episodes_per_s", "tokens_per_s")
 """Metrics that the progress bar shows, after the newest result against each opponent."""
 
 

@@ -304,6 +304,17 @@ def _level_replay(c: ConfigDict) -> Iterator[str]:
     game = games.game_class(c.env.name)
     if game is not games.game_class("plan_path") and game is not games.game_class("sokoban"):
         yield f"{start} with env.name {c.env.name!r}, but must be one of: plan_path, sokoban"
+    if shaping := game is games.game_class("sokoban") and c.env.params.get("shaping_reward", 0.0):
+        yield (
+            f"{start} with env.params.shaping_reward {shaping:g}, but sokoban has this reward on levels of the pool "
+            "only. Set it to 0"
+        )
+    needs_solver = method == "accel" or c.level_replay.score == "regret"
+    if needs_solver and game is games.game_class("sokoban") and c.env.params.get("boxes", 1) > 1:
+        yield (
+            f"{start} and level_replay.score {c.level_replay.score!r} with env.params.boxes {c.env.params.boxes}, but "
+            "boxes must be 1, because other levels cannot be solved inside the rollout"
+        )
     if c.env.params.get("roles", "one") != "one":
         yield f"{start} with env.params.roles {c.env.params.roles!r}, but roles must be 'one'"
     if c.algo.name != "ppo":

@@ -22,6 +22,7 @@ import numpy as np
 from envs.games.game import Reward, legal_or_end
 from envs.games.pools import Pool
 from envs.games.puzzle import Puzzle, near
+from envs.games.sokoban import edits
 from envs.games.sokoban import levels as levels_
 from envs.games.sokoban.solver import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, PLAYER_ON_GOAL, WALL
 
@@ -175,6 +176,23 @@ class Sokoban(Puzzle):
             turn=jnp.int32(0),
             level=jnp.asarray(index, jnp.int32),
         )
+
+    def optimal_return(self, state: SokobanState) -> jax.Array:
+        """Return the team and agent rewards of perfect play from a first state: float32 []."""
+        self._check_one_box()
+        moves = edits.moves_left(cells(state).reshape(self.shape))[state.boxes[0], state.position]
+        solved = self.solved_reward + self.box_reward + self.step_reward * moves
+        solvable = (moves > 0) & (moves <= self.max_turns)
+        return jnp.where(solvable, solved, self.step_reward * self.max_turns).astype(jnp.float32)
+
+    def edit_level(self, level: dict[str, Any], key: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+        """Return a level with one random change, and whether it can be solved (bool [])."""
+        self._check_one_box()
+        return edits.edit(level, key, self.max_turns // 2)
+
+    def _check_one_box(self) -> None:
+        if self.max_boxes > 1:
+            raise ValueError(f"sokoban: a level has {self.max_boxes} boxes, but only levels with one can be edited")
 
     def _step_of(self, action: jax.Array) -> jax.Array:
         """Return the offset of a move in the flat board: int32 []."""

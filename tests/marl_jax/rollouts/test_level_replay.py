@@ -9,6 +9,9 @@ import pytest
 
 from envs.games.plan_path import edits, levels
 from envs.games.registry import make
+from envs.games.sokoban import edits as sokoban_edits
+from envs.games.sokoban import levels as sokoban_levels
+from envs.games.sokoban import solver
 from marl_jax.rollouts.level_replay import EMPTY, LevelReplay
 
 THIRD = 8
@@ -95,6 +98,34 @@ def test_edits_change_levels_and_the_check_of_solvability_is_right(game):
     np.testing.assert_array_equal(solvable, (needed >= 1) & (needed <= game.max_turns // 2))
     changed = (walls != (many["distance"] == levels.WALL)).reshape(len(starts), -1).sum(1)
     assert set(changed.tolist()) == {0, 1}
+
+
+@pytest.fixture(scope="module")
+def sokoban():
+    return make("sokoban", size=6, n_train=12, n_test=4)
+
+
+def test_moves_and_dead_cells_in_jit_equal_those_of_the_host(sokoban):
+    cells = sokoban.levels["cells"]
+    np.testing.assert_array_equal(jax.jit(jax.vmap(sokoban_edits.moves_left))(cells), sokoban_levels.moves_left(cells))
+    np.testing.assert_array_equal(jax.jit(jax.vmap(sokoban_edits.dead_cells))(cells), sokoban_levels.dead_cells(cells))
+
+
+def test_edits_of_sokoban_are_valid_levels_and_solved_as_the_solver_says(sokoban):
+    many = {name: np.repeat(rows, 8, axis=0) for name, rows in sokoban.levels.arrays.items()}
+    keys = jax.random.split(jax.random.key(0), len(many["moves"]))
+    made, solvable = jax.device_get(jax.jit(jax.vmap(sokoban.edit_level))(many, keys))
+    assert {name: rows.dtype for name, rows in made.items()} == {name: rows.dtype for name, rows in many.items()}
+    assert 0 < (~solvable).sum() < len(solvable)
+    kept = made["cells"][solvable]
+    sokoban_levels.check_cells(kept, lambda i: f"edit {i}")
+    solutions = [solver.solve(cells) for cells in kept]
+    assert [len(moves) for moves in solutions] == made["moves"][solvable].tolist()
+    assert (made["cells"] != many["cells"]).reshape(len(solvable), -1).sum(1).max() == 2  # a figure leaves and arrives
+    np.testing.assert_array_equal(made["dead"], sokoban_levels.dead_cells(made["cells"]))
+    returns = jax.jit(jax.vmap(lambda level: sokoban.optimal_return(sokoban.reset_from_level(level))))
+    best = sokoban.solved_reward + sokoban.box_reward + sokoban.step_reward * made["moves"]
+    np.testing.assert_allclose(returns(made)[solvable], best[solvable], rtol=1e-6)
 
 
 def test_accel_fills_the_buffer_with_solvable_edits(game):

@@ -67,6 +67,20 @@ def test_what_cannot_be_replayed_is_refused(changes, message):
         validate.check(config)
 
 
+@pytest.mark.parametrize("changes, message", [
+    ({"env.params.shaping_reward": 1.0}, "shaping_reward 1, but sokoban has this reward on levels of the pool only"),
+    ({"env.params.boxes": 2}, "boxes 2, but boxes must be 1"),
+    ({"env.params.boxes": 2, "level_replay.method": "plr", "level_replay.score": "regret"}, "but boxes must be 1"),
+])  # fmt: skip
+def test_levels_of_sokoban_that_cannot_be_solved_in_jit_are_refused(changes, message):
+    config = small("accel+sokoban").unlock()
+    config.first_stage = {}
+    validate.check(config)
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(ConfigError, match=message):
+        validate.check(config)
+
+
 @pytest.mark.quick
 def test_forms_of_the_experiment():
     assert level_replay.get_config("uniform+sokoban").level_replay.method == ""
