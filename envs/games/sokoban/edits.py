@@ -25,7 +25,7 @@ def _adjacent(height: int, width: int) -> np.ndarray:
 
 
 def moves_left(cells: jax.Array) -> jax.Array:
-    """Return the fewest moves that solve a level from every position of box and player: int32 [C, C].
+    """Return the fewest moves from every position of box and player: int32 [C, C].
 
     Equals `levels.moves_left`, which runs on the host.
 
@@ -47,7 +47,10 @@ def moves_left(cells: jax.Array) -> jax.Array:
 
 
 def dead_cells(cells: jax.Array) -> jax.Array:
-    """Return the cells from which a box cannot be pushed to a goal: bool [h, w]; see `levels.dead_cells`."""
+    """Return the cells from which no goal can be reached: bool [h, w].
+
+    Equals `levels.dead_cells`, which runs on the host.
+    """
     adjacent, free = _adjacent(*cells.shape), (cells != WALL).reshape(-1)
     opposite = adjacent[:, [1, 0, 3, 2]]  # the player's cell for a push in the order of `STEPS`
 
@@ -64,7 +67,7 @@ def _fixed_point(function, start: jax.Array) -> jax.Array:
 
 
 def edit(level: Level, key: jax.Array, max_moves: int) -> tuple[Level, jax.Array]:
-    """Make one random edit: flip a wall, or move the player, the box or the goal.
+    """Make one random edit: flip a wall, or move a figure or the goal.
 
     Args:
         level: Level with one box to edit.
@@ -94,5 +97,5 @@ def edit(level: Level, key: jax.Array, max_moves: int) -> tuple[Level, jax.Array
     cells = codes.reshape(height, width).astype(level["cells"].dtype)
     moves = moves_left(cells)[jnp.argmax(box), jnp.argmax(player)]
     made = {"cells": cells, "dead": dead_cells(cells), "moves": moves.astype(level["moves"].dtype)}
-    # Without an allowed cell, `pick` gives C.
+    # Without an allowed cell, `pick` returns C.
     return made, (cell < codes.size) & (moves >= 1) & (moves <= max_moves)
