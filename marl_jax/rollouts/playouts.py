@@ -37,11 +37,8 @@ class PlayoutRollout(GameRollout):
             prepared, opponent, games, conversations, act_keys, other_keys
         )
         returns = action_returns(self.game, self.bot, games.state, record.seat, other_keys, self._weigh)
-        action = jax.vmap(self.bot.act)(games.state, other_keys)[:, None]
-        # A bot without a good move may return an illegal one.
-        known = jnp.take_along_axis(record.legal, action, axis=1)
-        action = jnp.where(known, action, jnp.argmax(record.legal, axis=1)[:, None])
-        values = jnp.where(record.legal, returns - jnp.take_along_axis(returns, action, axis=1), 0.0)
+        action = legal_actions(self.game, self.bot, games.state, other_keys)
+        values = jnp.where(record.legal, returns - jnp.take_along_axis(returns, action[:, None], axis=1), 0.0)
         return after, conversations, (dataclasses.replace(record, action_values=values), places), finished
 
 
@@ -74,7 +71,7 @@ def action_returns(
         states, total, number = carry
         over = jax.vmap(game.done)(states)
         turn_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
-        after, reward = jax.vmap(game.step)(states, jax.vmap(bot.act)(states, turn_keys))
+        after, reward = jax.vmap(game.step)(states, legal_actions(game, bot, states, turn_keys))
         states = jax.tree.map(lambda new, old: jnp.where(like(over, new), old, new), after, states)
         return states, total + jnp.where(over, 0.0, reward_of(reward)), number + 1
 
@@ -82,3 +79,13 @@ def action_returns(
     start = (states, reward_of(reward), jnp.int32(0))
     _, total, _ = jax.lax.while_loop(lambda carry: ~jnp.all(jax.vmap(game.done)(carry[0])), turn, start)
     return jnp.where(legal, total.reshape(legal.shape), 0.0)
+
+
+def legal_actions(game: Game, bot: Bot, states: Any, keys: jax.Array) -> jax.Array:
+    """Return the bot's actions in states [B, …], int32 [B].
+
+    A bot without a good move may return an illegal one, which the first legal one replaces.
+    """
+    legal, action = jax.vmap(game.legal)(states), jax.vmap(bot.act)(states, keys)
+    known = jnp.take_along_axis(legal, action[:, None], axis=1)[:, 0]
+    return jnp.where(known, action, jnp.argmax(legal, axis=1)).astype(jnp.int32)

@@ -68,6 +68,23 @@ def test_returns_belong_to_the_seat_that_acts():
     assert all(values[cell] == 0.0 for cell in (0, 1, 3, 4))  # illegal
 
 
+class Stubborn:
+    """A bot that always names the first cell."""
+
+    def act(self, state, key):
+        return jnp.int32(0)
+
+
+def test_illegal_actions_of_the_bot_are_replaced_by_the_first_legal_one():
+    """X fills 0, 2, 4 and 6 and O 1, 3 and 5 in turn, so X wins with 2, 4, 6."""
+    game = make("tic_tac_toe")
+    states = jax.tree.map(lambda x: x[None], game.reset(jax.random.key(0)))
+    keys = jax.random.split(jax.random.key(0), 1)
+    weigh = lambda reward: reward.agent + reward.team[:, None]  # noqa: E731
+    (values,) = jax.jit(lambda s: action_returns(game, Stubborn(), s, jnp.zeros(1, jnp.int32), keys, weigh))(states)
+    assert values[0] == 1.0
+
+
 def test_the_best_action_on_average_is_learned_not_the_best_in_hindsight():
     """Two hidden states look the same. In each, another action is best, but the third is best on average."""
     values = np.array([[[3.0, 0.0, 2.0]], [[0.0, 3.0, 2.0]]], np.float32)
