@@ -16,7 +16,7 @@ FORMS = {
     "mappo": lambda: algorithms.ppo(critic="central"),
 }
 """Name of a form → its algorithm; MAPPO is PPO with a central critic."""
-
+VALUE_BASED = ("vdn", "qmix")
 
 PER_ROLE = "per_role"
 
@@ -41,12 +41,14 @@ def cooperative(name: str, form: str, **params) -> ConfigDict:
     config.algo.update(dict(epochs=1, minibatches=4))
     if "tis_clip" in config.algo:
         config.algo.tis_clip = 0.0  # in float32, sampler and learner agree almost exactly
+    if form in VALUE_BASED:
+        config.rollout.temperature = 0.1  # values are about 1, so softmax(Q) would be nearly uniform
     config.eval.opponents = ()  # evaluated with itself in every seat
     config.checkpoint.best_metric = "self/score"
     if policies:
         seats = ("seat_0", "seat_1")
         config.agents = ConfigDict({seat: seat for seat in seats})
         config.policies = ConfigDict({seat: defaults.policy() for seat in seats})
-        if form in ("vdn", "qmix"):  # their loss needs all seats at once, so roles are adapters on one model
+        if form in VALUE_BASED:  # their loss needs all seats at once, so roles are adapters on one model
             config.model.lora.rank = 8
     return config

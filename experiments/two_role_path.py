@@ -22,8 +22,6 @@ def get_config(form: str | None = None):
     config.model.shape.update(dict(d_model=32, n_layers=1, n_heads=2, n_kv_heads=2, d_ff=64))
     config.rollout.update(dict(num_envs=64, unroll_length=24))
     config.algo.gamma = 0.9
-    if config.algo.name in ("vdn", "qmix"):
-        config.rollout.temperature = 0.1  # values are between -1 and 1
     config.optim.update(dict(lr=3e-3, schedule="constant", warmup=5))
     # A greedy policy without memory that walks into a wall once does so until the end.
     config.eval.update(dict(every=50, games=1024, temperature=config.rollout.temperature))
