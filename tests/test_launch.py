@@ -134,7 +134,7 @@ def test_parameters_of_the_game_may_be_new(started):
         (["train", TIC_TAC_TOE], "'train' is not a flag; flags start with --; did you mean --mode=train?\n"),
         (["experiments/kuhn.py"], "did you mean --config=experiments/kuhn.py?\n"),
         (["--config=experiments/tictactoe.py"], "; did you mean tic_tac_toe_selfplay?\n"),
-        (["--config=Hanabi"], "; did you mean hanabi_search or hanabi_selfplay?\n"),
+        (["--config=Hanabi"], "; did you mean hanabi_playouts or hanabi_search?\n"),
         (["--config.steps=3"], "--config=experiments/NAME.py or the --workdir of an existing run is required"),
         (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist; pass --config=experiments/NAME.py"),
         (["--workdir=.", "--mode=report"], ". is not the folder of a run: config.json does not exist\n"),
