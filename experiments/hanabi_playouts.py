@@ -5,7 +5,7 @@
 In every position that the policy meets in self-play, all moves are tried and the bot finishes the games. The policy
 learns to choose moves with high returns given what it sees (docs/hanabi.md). The imitation is that of
 `hanabi_selfplay.py`. The default is the small game with the embedded model, for two CPU cores: expect 5 of 10 points
-after imitation and 6.2 to 6.6 after playouts, in about ten minutes altogether. `:smollm2` and the other models of
+after imitation and 6.2 to 6.6 after playouts, in about twelve minutes. `:smollm2` and the other models of
 `configs/variants.py` play the full game.
 """
 
